@@ -19,6 +19,9 @@ DEPS = gcc g++ clang libc6-dev make cmake binutils python3 pkg-config valgrind s
        qemu-system-x86 busybox-static rdma-core ibverbs-providers libfabric1 libfabric-bin cpio kmod util-linux xz-utils \
        python3-matplotlib python3-torch python3-yaml python3-jsonschema python3-numpy python3-pip libpmix-dev munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins
 
+# For the part of the tests that runs on an emulated 64-bit Arm; where they cannot be had, it skips.
+DEPS_ARM64 = gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
+
 ROOMS = $(wildcard src/*.h src/*/*.h)
 TOOLS = $(patsubst tools/%.c,$B/%,$(wildcard tools/*.c))
 SCRIPTS = $(filter-out %.c %.h %.md tools/install,$(wildcard tools/*))
@@ -28,7 +31,7 @@ EXAMPLE_FOLDERS = $(addprefix $B/,$(sort $(foreach f,$(wildcard examples/*/*.c),
 PLUGINS = $(sort $(foreach f,$(wildcard plugins/*/*.c),$(word 2,$(subst /, ,$f))))
 VERSION = $(shell sed -n 's/^\#define DDL_VERSION_[A-Z]* *//p' src/api.h | paste -sd.)
 
-.PHONY: all help header tools plugins examples demo test test-gpu torture bench bench-gpu trace-cost plots timeline check deps install uninstall clean format
+.PHONY: all help header tools plugins examples demo test test-arm64 test-gpu torture bench bench-gpu trace-cost plots timeline check deps install uninstall clean format
 .DELETE_ON_ERROR:
 
 all: header tools plugins examples
@@ -39,6 +42,7 @@ help:
 	@echo 'make deps       install what the tests need (Debian, Ubuntu)'
 	@echo 'make test       all tests; make test T=ring for some'
 	@echo 'make torture    the same, with the long runs'
+	@echo 'make test-arm64 the part of them that runs on an emulated 64-bit Arm'
 	@echo 'make test-gpu   the suite for GPUs, on the GPUs of this machine (docs/cuda.md)'
 	@echo 'make bench-gpu  figures on GPUs, into bench/results/'
 	@echo 'make bench      measure against other libraries, and draw it'
@@ -132,6 +136,11 @@ test:
 torture:
 	tests/run --torture $(T)
 
+# Its own programs, then the jobs of both processors; none is an error where the cross compiler or qemu is missing.
+test-arm64:
+	tests/run --variant arm64 $(T)
+	tests/run test_arm64
+
 test-gpu: all
 	tests/gpu test
 
@@ -165,6 +174,7 @@ deps:
 	@if [ "$$(id -u)" = 0 ]; then S=; else S=sudo; fi; export DEBIAN_FRONTEND=noninteractive; set -ex; \
 	$$S apt-get update; \
 	$$S apt-get install -y --no-install-recommends $(DEPS); \
+	$$S apt-get install -y --no-install-recommends $(DEPS_ARM64) || echo 'tests on Arm will skip'; \
 	python3 -m pip install --quiet --target $B/python kubernetes-validate || echo 'a test of manifests will skip'; \
 	$$S apt-get install -y --no-install-recommends libclang-rt-$$(clang -dumpversion | cut -d. -f1)-dev
 

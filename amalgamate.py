@@ -27,7 +27,7 @@ ROOMS = DECLARATIONS + IMPLEMENTATION
 CALLS_UP = {
     "mesh": {"ddl__groups_rank_dead", "ddl__groups_rank_rejoined", "ddl__device_allocation", "ddl__stages_poll",
              "ddl__natives_poll", "ddl__messages_poll", "ddl__detached_reap", "ddl__thread_tick"},
-    "tensor": {"ddl__device_memory_used"},
+    "tensor": {"ddl__memory_used"},
     "group": {"ddl__p2p_rank_dead", "ddl__p2p_group_free", "ddl__ops_fail_all", "ddl__engine_group_free",
               "ddl__native_close", "ddl__agree_group_free"},
 }
@@ -177,8 +177,8 @@ IMPLEMENTATION_HEAD = """\
 #error "ddl.h: the implementation is C. Make a file ddl.c of two lines and compile it as C: \\
 #define DDL_IMPLEMENTATION (newline) #include \\"ddl.h\\" (newline)"
 #endif
-#if !defined(__linux__) || !defined(__GLIBC__) || UINTPTR_MAX != UINT64_MAX
-#error "ddl.h: Linux with glibc and 64-bit pointers is what this is written for and tried on"
+#if !defined(__linux__) || !defined(__GLIBC__) || UINTPTR_MAX != UINT64_MAX || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "ddl.h: Linux with glibc, 64-bit pointers and little-endian numbers is what this is written for and tried on"
 #elif !defined(__USE_GNU)
 #error "ddl.h: a system header came before; include ddl.h first in this file, or compile it with -D_GNU_SOURCE"
 #endif

@@ -429,8 +429,10 @@ DDL_API ddl_status ddl_tensor_alloc_on(ddl_context *context, int32_t device, ddl
  * read and write its tensors for a while. [any thread] */
 DDL_API ddl_status ddl_tensor_copy(ddl_context *context, ddl_tensor dst, ddl_tensor src);
 /* Frees memory of ddl_tensor_alloc and ddl_tensor_alloc_on and zeroes *tensor. A zeroed tensor is skipped. Errors:
- * DDL_ERR_ARG when the memory is not ddl's (or was freed before); DDL_ERR_STATE when it is a device's and an operation
- * that is under way uses it: then nothing is freed. [any thread] */
+ * DDL_ERR_ARG when the memory is not ddl's (or was freed before); DDL_ERR_STATE when an operation that is under way
+ * uses it: then nothing is freed, and the sentence names it. Before that it waits up to 50 ms for the operation, and
+ * lets others progress. It does not see gradients that ddl_grad_ready or a push to parameter servers, as ddl_ps_push,
+ * is just reading on another thread: not to be freed meanwhile. [any thread] */
 DDL_API ddl_status ddl_tensor_free(ddl_context *context, ddl_tensor *tensor);
 
 /* DDL_ARRAY(a): the tensor of a whole C array; type and count come from the array itself, so that a byte count
@@ -600,10 +602,14 @@ DDL_API ddl_status ddl_join(const ddl_config *config, ddl_context **out_context,
 DDL_API int32_t ddl_incarnation(const ddl_context *context);
 /* Leaves the job and sets *context to NULL; NULL is fine. Says goodbye to peers and does not wait for what they do; it
  * may stay up to 500 ms until the last bytes have arrived there. Requests end with DDL_ERR_STATE in the threads that
- * wait for them, and are freed; groups that the caller created remain to be freed. Any use of a handle of the context
- * after this (a copy of the context, the world, a group, a request) gives DDL_ERR_STATE and a sentence. That holds for
- * the last 16 contexts of a process; with an allocator of the program's own only until its last group is freed, for
- * then all memory is given back. [one thread] */
+ * wait for them, and are freed; groups that the caller created remain to be freed. A call of a trainer that another
+ * thread is in ends first, and the program's own step in it, for at most timeout_ms; after stall_ms a warning names it.
+ * Errors: DDL_ERR_STATE: called inside a call of a trainer (in the program's own step, or in a handler of atexit when
+ * that step calls exit), where nothing changes and the job goes on, or a second time; DDL_ERR_TIMEOUT: a thread has not
+ * come back from such a call, as when it ended in that step: the rank has left the job, but nothing is freed, and
+ * *context stays, for ddl_error only. Any use of a handle of the context after this (a copy of the context, the world,
+ * a group, a request) gives DDL_ERR_STATE and a sentence. That holds for the last 16 contexts of a process; with an
+ * allocator of the program's own only until its last group is freed, for then all memory is given back. [one thread] */
 DDL_API ddl_status ddl_finalize(ddl_context **context);
 /* Ends the job: every operation of every rank returns DDL_ERR_ABORTED with reason (may be NULL). Local first, returns
  * at once. [any thread, any time] */
@@ -712,10 +718,11 @@ DDL_API ddl_status ddl_group_translate(const ddl_group *from, const int32_t *ran
  * Returns DDL_ERR_PEER when a rank died that had not been agreed on as dead (the flag is valid then too).
  * [any thread] */
 DDL_API ddl_status ddl_agree(ddl_group *group, int32_t *flag);
-/* Makes the group of the survivors after DDL_ERR_PEER. Every survivor calls; they agree on who is left. Who still waits
- * for a message of a rank that has called this (or ddl_group_grow), or for it to take one, gets DDL_ERR_PEER with the
- * death that was the reason: not all survivors need have noticed it. Errors: DDL_ERR_QUORUM when not more than half of
- * the group is left. [any thread] */
+/* Makes the group of the survivors after DDL_ERR_PEER. Every survivor calls; they agree on who is left. A message of
+ * the old group, begun before, that a rank which has called this (or ddl_group_grow) has not answered ends with
+ * DDL_ERR_PEER and the death that was the reason, when it is waited for or tested: not all survivors need have noticed
+ * it. A receive from any rank goes on: ddl_cancel ends it. Errors: DDL_ERR_QUORUM when not more than half of the group
+ * is left. [any thread] */
 DDL_API ddl_status ddl_group_shrink(ddl_group *group, ddl_group **out_group);
 /* Takes new processes into a group: each that is in ddl_join for a rank of the world whose process is dead. Every
  * member that lives calls, with the same arguments. Waits until max_joiners have come (0: as many as ranks are dead),
@@ -1164,7 +1171,8 @@ DDL_API ddl_status ddl_ps_leave(ddl_ps *ps);
  * have been, and is pushed again with the same *sequence, before a newer one. sequence NULL, or *sequence 0: a new
  * push, which gets the next number. While the server has no room (memory_bytes) it waits: that is the back-pressure.
  * Errors: DDL_ERR_ARG (also: it is not finite, and nothing is pushed; a sum that overflows on a server is not looked
- * for), DDL_ERR_PEER, DDL_ERR_TIMEOUT, DDL_ERR_STATE (BSP, SSP: a parameter twice in one clock). */
+ * for), DDL_ERR_PEER, DDL_ERR_TIMEOUT, DDL_ERR_STATE (BSP, SSP: a parameter twice in one clock; or it is made again
+ * after a newer one, and is left out if it was not applied before). */
 DDL_API ddl_status ddl_ps_push(ddl_ps *ps, int32_t param, ddl_tensor grad, uint64_t *sequence);
 DDL_API ddl_status ddl_ps_ipush(ddl_ps *ps, int32_t param, ddl_tensor grad, uint64_t *sequence,
                                 ddl_request **out_request);
@@ -1557,7 +1565,10 @@ enum {
     DDL_TRANSPORT_BLIND = 1u << 4, /* does not notice that another host is gone: the core watches it over TCP as well */
     /* Its receivers read large payloads from the sender: the next message of a transfer is sent while one is read, and
      * one of up to 256 KiB without asking before. */
-    DDL_TRANSPORT_PULLS = 1u << 8
+    DDL_TRANSPORT_PULLS = 1u << 8,
+    /* What arrives is what the peer wrote: memory of this host alone. Headers then need no checksum and may come
+     * without (unless DDL_CHECK=payload or DDL_MAC asks for it); damage by the peer itself is still looked for. */
+    DDL_TRANSPORT_INTACT = 1u << 9
 };
 
 typedef struct ddl_transport_params {
@@ -1710,10 +1721,15 @@ typedef struct ddl_transport {
     void (*memory_forget)(void *self, void *memory, size_t bytes);
     /* For transports whose messages lie in memory: the next message of a peer where it lies, whole, looked for up to
      * `looks` times. DDL_OK: it stays there until taken steps behind it, and is delivered by progress if it is not
-     * taken; the peer may still change it: copy, then check. Anything else: none, or one for progress. */
+     * taken; the peer may still change it: copy, then check. DDL_IN_PROGRESS: none. Anything else: one for progress. */
     ddl_status (*peek)(void *self, int32_t peer, int32_t looks, const uint8_t **out_header, const void **out_payload,
                        uint64_t *out_bytes);
     void (*taken)(void *self, int32_t peer);
+    /* The other side of peek, for transports with DDL_TRANSPORT_INTACT: room for a small message where the peer will
+     * find it, behind all that was sent to it. DDL_OK: header and payload are written there, and the transport is asked
+     * for nothing until publish, which sends it. Anything else: nothing was done, the message goes by send. */
+    ddl_status (*reserve)(void *self, int32_t peer, uint64_t payload_bytes, uint8_t **out_header, void **out_payload);
+    void (*publish)(void *self, int32_t peer, uint64_t payload_bytes);
 } ddl_transport;
 
 /* >>device
@@ -1864,6 +1880,9 @@ typedef struct ddl_plugin {
     const char *about;   /* one sentence */
     const ddl_transport *transport; /* or NULL */
     const ddl_device *device;       /* or NULL */
+    /* Optional: the settings it reads, named as for host->setting, NULL at the end. Of other variables whose names
+     * begin with the plugin's own, users are told. */
+    const char *const *settings;
 } ddl_plugin;
 
 typedef const ddl_plugin *(*ddl_plugin_fn)(const ddl_host *host);
@@ -1888,8 +1907,8 @@ typedef const ddl_plugin *(*ddl_plugin_fn)(const ddl_host *host);
 #error "ddl.h: the implementation is C. Make a file ddl.c of two lines and compile it as C: \
 #define DDL_IMPLEMENTATION (newline) #include \"ddl.h\" (newline)"
 #endif
-#if !defined(__linux__) || !defined(__GLIBC__) || UINTPTR_MAX != UINT64_MAX
-#error "ddl.h: Linux with glibc and 64-bit pointers is what this is written for and tried on"
+#if !defined(__linux__) || !defined(__GLIBC__) || UINTPTR_MAX != UINT64_MAX || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "ddl.h: Linux with glibc, 64-bit pointers and little-endian numbers is what this is written for and tried on"
 #elif !defined(__USE_GNU)
 #error "ddl.h: a system header came before; include ddl.h first in this file, or compile it with -D_GNU_SOURCE"
 #endif
@@ -2572,7 +2591,7 @@ typedef void (*ddl__cast_keep_fn)(void *dst, float *src, size_t count);
 
 /* The portable level of f16. Every 64-bit Arm converts it in hardware; others do it bit by bit. A lone half is cheapest
  * in a full vector (F16_TAIL) where there is an instruction. */
-#if defined(__aarch64__) && !defined(__AARCH64EB__)
+#if defined(__aarch64__)
 #define DDL__F16_TAIL 16
 #define DDL__F16_WIDEN_VECTOR(W, f, h) ((f) = (ddl__f32_v16)vcvt_f32_f16(vreinterpret_f16_u16((uint16x4_t)(h))))
 #define DDL__F16_NARROW_VECTOR(W, h, f)                                                                                \
@@ -3138,10 +3157,8 @@ DDL_API ddl_tensor ddl_tensor_nd(const void *data, ddl_dtype dtype, int32_t ndim
 typedef uint64_t ddl__pair DDL__VECTOR(16);
 _Static_assert(offsetof(ddl_tensor, shape) == 24 && sizeof(ddl_tensor) == 152, "the pairs below are the members");
 
-/* Two 32-bit members, the second of which is 0. */
-static inline uint64_t ddl__and_zero(int32_t first) {
-    return __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ ? (uint64_t)(uint32_t)first << 32 : (uint32_t)first;
-}
+/* Two 32-bit members, the second of which, behind the first, is 0. */
+static inline uint64_t ddl__and_zero(int32_t first) { return (uint32_t)first; }
 
 DDL_API ddl_tensor ddl_tensor_1d(const void *data, ddl_dtype dtype, int64_t count) {
     ddl_tensor t;
@@ -6777,36 +6794,24 @@ static bool ddl__model_parse(const char *line, uint64_t *out_key, double figures
 #include <wmmintrin.h>
 #endif
 
-/* Little-endian words at any address; one load or store each on most machines. */
+/* Little-endian words, as all that this is built for has them, at any address; one load or store each. */
 static inline uint32_t ddl__load_le32(const uint8_t *p) {
     uint32_t value;
     memcpy(&value, p, 4);
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    value = __builtin_bswap32(value);
-#endif
     return value;
 }
 
 static inline uint64_t ddl__load_le64(const uint8_t *p) {
     uint64_t value;
     memcpy(&value, p, 8);
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    value = __builtin_bswap64(value);
-#endif
     return value;
 }
 
 static inline void ddl__store_le32(uint8_t *p, uint32_t value) {
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    value = __builtin_bswap32(value);
-#endif
     memcpy(p, &value, 4);
 }
 
 static inline void ddl__store_le64(uint8_t *p, uint64_t value) {
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    value = __builtin_bswap64(value);
-#endif
     memcpy(p, &value, 8);
 }
 
@@ -6918,7 +6923,7 @@ static inline uint32_t ddl__crc32c(uint32_t crc, const void *data, size_t bytes)
  *            24  sequence     u64
  *            32  signature    u64  hash of the group's collective calls so far; equal on all ranks, or a mismatch
  *            40  payload_crc  u32
- *            44  header_crc   u32  CRC-32C of bytes 0..43
+ *            44  header_crc   u32  CRC-32C of bytes 0..43; 0 in a bare one, see ddl__frame_write_bare
  *     all little-endian. */
 
 #define DDL__FRAME_BYTES 48
@@ -6958,16 +6963,22 @@ typedef struct ddl__frame {
     uint64_t sequence, signature;
 } ddl__frame;
 
-/* Writes a header. The sender is trusted to keep bytes and type in range; the receiver is not so kind. */
-static inline void ddl__frame_write(uint8_t out[DDL__FRAME_BYTES], const ddl__frame *f) {
-    /* In words of 8 bytes, as it is read for the checksum and sent on: what was written in halves is not forwarded. */
+/* Writes a header without its checksum, for a transport whose bytes cannot change on the way (DDL_TRANSPORT_INTACT).
+ * The sender is trusted to keep bytes and type in range; the receiver is not so kind. In words of 8 bytes, as it is
+ * read for the checksum and sent on: what was written in halves is not forwarded. */
+static inline void ddl__frame_write_bare(uint8_t out[DDL__FRAME_BYTES], const ddl__frame *f) {
     uint32_t kind = DDL__WIRE_MAJOR | (uint32_t)f->type << 8 | (uint32_t)f->flags << 16;
     ddl__store_le64(out, DDL__FRAME_MAGIC | (uint64_t)kind << 32);
     ddl__store_le64(out + 8, f->bytes | (uint64_t)f->source << 32);
     ddl__store_le64(out + 16, f->group | (uint64_t)f->epoch << 32);
     ddl__store_le64(out + 24, f->sequence);
     ddl__store_le64(out + 32, f->signature);
-    ddl__store_le32(out + 40, f->payload_crc);
+    ddl__store_le64(out + 40, f->payload_crc);
+}
+
+/* Writes a header. */
+static inline void ddl__frame_write(uint8_t out[DDL__FRAME_BYTES], const ddl__frame *f) {
+    ddl__frame_write_bare(out, f);
     ddl__store_le32(out + 44, ddl__crc32c(0, out, 44));
 }
 
@@ -6992,14 +7003,20 @@ static inline ddl_status ddl__frame_fields(const uint8_t h[DDL__FRAME_BYTES], dd
 
 /* Reads a header: copied once, since shared memory may change under us, and checked once. What it returns can be
  * trusted in form; whether source, group and epoch mean anything is for the mesh to see. *out is untouched on error.
- * Errors: DDL_ERR_CORRUPT, DDL_ERR_VERSION. */
-static inline ddl_status ddl__frame_read(const uint8_t in[DDL__FRAME_BYTES], ddl__frame *out) {
+ * intact: it came by a transport from which bare ones are taken too. Errors: DDL_ERR_CORRUPT, DDL_ERR_VERSION. */
+static inline ddl_status ddl__frame_read_by(const uint8_t in[DDL__FRAME_BYTES], int intact, ddl__frame *out) {
     uint8_t h[DDL__FRAME_BYTES];
     memcpy(h, in, sizeof(h));
-    if (ddl__load_le32(h) != DDL__FRAME_MAGIC || ddl__load_le32(h + 44) != ddl__crc32c(0, h, 44)) {
+    uint32_t crc = ddl__load_le32(h + 44);
+    if (ddl__load_le32(h) != DDL__FRAME_MAGIC || (!(intact && crc == 0) && crc != ddl__crc32c(0, h, 44))) {
         return DDL_ERR_CORRUPT;
     }
     return h[4] == DDL__WIRE_MAJOR ? ddl__frame_fields(h, out) : DDL_ERR_VERSION;
+}
+
+/* The same from anywhere else. */
+static inline ddl_status ddl__frame_read(const uint8_t in[DDL__FRAME_BYTES], ddl__frame *out) {
+    return ddl__frame_read_by(in, 0, out);
 }
 
 /* True when the payload of f->bytes is what the sender sent, or the sender did not say. */
@@ -8691,7 +8708,7 @@ static const ddl__setting_row ddl__setting_table[] = {
     {"DDL_SPREAD", "1", "0: ranks that wait on one core stay there while another core is free"},
     {"DDL_HOST_ID", "", "ranks with equal text count as on one host; for tests"},
     {"DDL_MAC", "0", "1: frames carry a keyed checksum, for networks where others can change packets"},
-    {"DDL_CHECK", "", "payload: checksums of all data, not only of headers"},
+    {"DDL_CHECK", "", "payload: checksums of all data, and of headers everywhere"},
 };
 
 /* The value of a variable, NULL when it is unset or empty (`RANK= ./train` unsets it). For launchers' variables. */
@@ -9444,22 +9461,59 @@ static int32_t ddl__name_distance(const char *a, size_t a_length, const char *b)
     return row[b_length];
 }
 
-/* The setting that a name of that length is nearest to; NULL when none is near. */
-static const char *ddl__setting_near(const char *name, size_t length) {
-    const char *near_name = NULL;
-    int32_t least = (int32_t)(length - strlen("DDL_")) / 3 + 1; /* so many letters of it may be wrong */
-    for (size_t i = 0; i < DDL__COUNT_OF(ddl__setting_table); i++) {
-        int32_t distance = ddl__name_distance(name, length, ddl__setting_table[i].name);
-        if (distance < least || (near_name == NULL && distance == least)) {
-            least = distance;
-            near_name = ddl__setting_table[i].name;
-        }
+typedef struct ddl__name_search {
+    const char *nearest; /* NULL when none is near */
+    int32_t least;
+} ddl__name_search;
+
+static void ddl__name_try(ddl__name_search *search, const char *name, size_t length, const char *known) {
+    int32_t distance = ddl__name_distance(name, length, known);
+    if (distance < search->least || (search->nearest == NULL && distance == search->least)) {
+        search->least = distance;
+        search->nearest = known;
     }
-    return near_name;
 }
 
-/* A line of the environment, NAME=value, that names a setting, neither ours nor of a plugin of ddl's, its benchmarks
- * or tests. Gives the length of the name, 0 for others. */
+/* The setting that a name of that length is nearest to; NULL when none is near. */
+static const char *ddl__setting_near(const char *name, size_t length) {
+    ddl__name_search search = {NULL, (int32_t)(length - strlen("DDL_")) / 3 + 1}; /* so many letters may be wrong */
+    for (size_t i = 0; i < DDL__COUNT_OF(ddl__setting_table); i++) {
+        ddl__name_try(&search, name, length, ddl__setting_table[i].name);
+    }
+    return search.nearest;
+}
+
+/* The same among a plugin's (ddl_plugin.settings); neither here nor there do names have the DDL_ in front. */
+static const char *ddl__plugin_setting_near(const char *const *known, const char *name, size_t length) {
+    ddl__name_search search = {NULL, (int32_t)length / 3 + 1};
+    for (; *known != NULL; known++) {
+        ddl__name_try(&search, name, length, *known);
+    }
+    return search.nearest;
+}
+
+/* A line of the environment that a plugin's list does not have. Gives the length of the name, 0 for others. */
+static size_t ddl__plugin_setting_unknown(const char *const *known, const char *line) {
+    size_t length = strcspn(line, "=");
+    for (; *known != NULL; known++) {
+        if (strlen(*known) + 4 == length && strncmp(line + 4, *known, length - 4) == 0) {
+            return 0;
+        }
+    }
+    return length;
+}
+
+static bool ddl__setting_is_ours(const char *name, size_t length) {
+    for (size_t i = 0; i < DDL__COUNT_OF(ddl__setting_table); i++) {
+        if (strlen(ddl__setting_table[i].name) == length && strncmp(name, ddl__setting_table[i].name, length) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A line of the environment, NAME=value, that names a setting, neither ours nor of a plugin of ddl's (which may not be
+ * loaded here), its benchmarks or tests. Gives the length of the name, 0 for others. */
 static size_t ddl__setting_unknown(const char *line) {
     static const char *const others[] = {"FABRIC_", "SHM_", "CUDA_", "BENCH_", "TEST_"};
     size_t length = strcspn(line, "=");
@@ -9471,12 +9525,7 @@ static size_t ddl__setting_unknown(const char *line) {
             return 0;
         }
     }
-    for (size_t i = 0; i < DDL__COUNT_OF(ddl__setting_table); i++) {
-        if (strlen(ddl__setting_table[i].name) == length && strncmp(line, ddl__setting_table[i].name, length) == 0) {
-            return 0;
-        }
-    }
-    return length;
+    return ddl__setting_is_ours(line, length) ? 0 : length;
 }
 
 static void ddl__setting_warn(const ddl__base *base, ddl_log_level level, const char *name, size_t length) {
@@ -9486,6 +9535,18 @@ static void ddl__setting_warn(const ddl__base *base, ddl_log_level level, const 
         ddl__log(base, level, "%.*s is no setting of ddl; did you mean %s?", shown, name, near_name);
     } else {
         ddl__log(base, level, "%.*s is no setting of ddl; ddl-info lists those that there are", shown, name);
+    }
+}
+
+static void ddl__plugin_setting_warn(const ddl__base *base, ddl_log_level level, const char *plugin,
+                                     const char *const *known, const char *name, size_t length) {
+    const char *nearest = ddl__plugin_setting_near(known, name + 4, length - 4);
+    int shown = (int)DDL__MIN(length, (size_t)DDL__NAME_MAX);
+    if (nearest != NULL) {
+        ddl__log(base, level, "%.*s is no setting of plugin %s; did you mean DDL_%s?", shown, name, plugin, nearest);
+    } else {
+        ddl__log(base, level, "%.*s is no setting of plugin %s%s", shown, name, plugin,
+                 *known == NULL ? ", which has none" : "; its documentation lists those that there are");
     }
 }
 
@@ -13901,8 +13962,12 @@ static const char *ddl__transport_half(const ddl_transport *t) {
                                   DDL__MEMBER(t, native_cost_ns), DDL__MEMBER(t, native_start),
                                   DDL__MEMBER(t, native_test), DDL__MEMBER(t, native_cancel)};
     const ddl__member memory[] = {DDL__MEMBER(t, memory_alloc), DDL__MEMBER(t, memory_free)};
+    const ddl__member in_place[] = {DDL__MEMBER(t, peek), DDL__MEMBER(t, taken)};
+    const ddl__member out_place[] = {DDL__MEMBER(t, reserve), DDL__MEMBER(t, publish)};
     const char *lacks = ddl__family_lacks(native, DDL__COUNT_OF(native));
-    return lacks != NULL ? lacks : ddl__family_lacks(memory, DDL__COUNT_OF(memory));
+    lacks = lacks != NULL ? lacks : ddl__family_lacks(memory, DDL__COUNT_OF(memory));
+    lacks = lacks != NULL ? lacks : ddl__family_lacks(in_place, DDL__COUNT_OF(in_place));
+    return lacks != NULL ? lacks : ddl__family_lacks(out_place, DDL__COUNT_OF(out_place));
 }
 
 static const char *ddl__device_half(const ddl_device *d) {
@@ -14547,6 +14612,7 @@ enum {
     DDL__ENDPOINTS_MAX = DDL_STATS_TRANSPORTS,
     DDL__SCRATCH_CLASSES = 4,
     DDL__TOLD = 16, /* threads whose last errors are kept apart */
+    DDL__HOLDERS = 16, /* calls whose threads are known: see ddl__hold */
     DDL__NOTE_BYTES = 1024, /* payload of a usual control message */
     DDL__PASS_NAME_BYTES = 16,
     DDL__PACE_KEPT = 16 /* large messages of each link: see pace.h */
@@ -14670,6 +14736,12 @@ typedef struct ddl__told {
     char text[DDL__SENTENCE_BYTES];
 } ddl__told;
 
+/* A thread in a call that ddl_finalize waits for. */
+typedef struct ddl__holder {
+    atomic_uintptr_t thread;    /* 0: free */
+    _Atomic(const char *) call; /* its public name; NULL for a moment */
+} ddl__holder;
+
 typedef struct ddl__devices ddl__devices;
 
 /* Work that is done whenever somebody polls: operations that wait for others to end are started. Under the lock. */
@@ -14699,6 +14771,8 @@ struct ddl_context {
     int32_t busy_waits; /* so many waits to come are short of polls: see wait.h */
     bool polling, aborted, joined;
     atomic_bool finalized; /* written under the lock; ddl_grad_ready looks without it, and again with it */
+    atomic_int held; /* calls that use what ddl_finalize frees, at times without the lock: see ddl__hold */
+    ddl__holder holders[DDL__HOLDERS];
     bool opening; /* a transport that must open */
     bool sleeping; /* the thread that polls is in the kernel, and has not been woken */
     char abort_text[256];
@@ -14890,6 +14964,45 @@ static inline ddl_status ddl__enter(ddl_context *c) {
         return status;
     }
     return DDL_OK;
+}
+
+/* ddl_finalize frees nothing until ddl__let_go. Such calls nest. Both counts and `finalized` are sequentially
+ * consistent: either ddl_finalize sees the call, or the call sees the end. */
+static void ddl__hold(ddl_context *c, const char *call) {
+    uintptr_t self = (uintptr_t)pthread_self();
+    c->held++;
+    for (int32_t i = 0; i < DDL__HOLDERS; i++) {
+        uintptr_t none = 0;
+        if (atomic_compare_exchange_strong(&c->holders[i].thread, &none, self)) {
+            atomic_store_explicit(&c->holders[i].call, call, memory_order_relaxed);
+            return;
+        }
+    } /* more at once: they are waited for, and not named */
+}
+
+static void ddl__let_go(ddl_context *c) {
+    uintptr_t self = (uintptr_t)pthread_self();
+    int32_t i = DDL__HOLDERS - 1; /* the inner call is mostly behind the outer one */
+    while (i >= 0 && c->holders[i].thread != self) {
+        i--;
+    }
+    if (i >= 0) {
+        atomic_store_explicit(&c->holders[i].call, NULL, memory_order_relaxed);
+        c->holders[i].thread = 0;
+    }
+    c->held--;
+}
+
+/* The call that a thread is in, or with thread 0 any thread. NULL: none that is known. */
+static const char *ddl__held_call(ddl_context *c, uintptr_t thread) {
+    for (int32_t i = 0; i < DDL__HOLDERS; i++) {
+        uintptr_t holder = c->holders[i].thread;
+        if (holder != 0 && (thread == 0 || holder == thread)) {
+            const char *call = atomic_load_explicit(&c->holders[i].call, memory_order_relaxed);
+            return call != NULL ? call : "a call of a trainer";
+        }
+    }
+    return NULL;
 }
 
 DDL_API const char *ddl_error(const ddl_context *context) {
@@ -15547,11 +15660,21 @@ static uint64_t ddl__host_now(const ddl_host *host) {
 
 /* >>in */
 
+static inline bool ddl__is_intact(const ddl__endpoint *e) { return (e->table->flags & DDL_TRANSPORT_INTACT) != 0; }
+
+/* Of the transport that calls: before links are chosen it is not yet that of the link. */
+static const ddl__endpoint *ddl__endpoint_of(const ddl_host *host) {
+    return (const ddl__endpoint *)(const void *)((const char *)host - offsetof(ddl__endpoint, host));
+}
+
 /* take: the frame is in hand and the next one is to follow it; else it was only looked at. */
-static ddl_status ddl__host_frame(ddl_context *c, int32_t peer, const uint8_t *header, bool take, ddl__frame *out) {
+static ddl_status ddl__host_frame(const ddl_host *host, int32_t peer, const uint8_t *header, bool take,
+                                  ddl__frame *out) {
+    ddl_context *c = ddl__core(host);
     ddl__mac *mac = c->settings.mac ? &c->links[peer].mac_in : NULL;
     uint64_t counter = 0;
-    ddl_status status = mac != NULL ? ddl__mac_read(mac, header, out, &counter) : ddl__frame_read(header, out);
+    ddl_status status = mac != NULL ? ddl__mac_read(mac, header, out, &counter)
+                                    : ddl__frame_read_by(header, ddl__is_intact(ddl__endpoint_of(host)), out);
     if (status == DDL_OK && (out->source != (uint32_t)peer || c->handlers[out->type].deliver == NULL)) {
         status = DDL_ERR_CORRUPT;
     }
@@ -15568,7 +15691,7 @@ static ddl_status ddl__host_frame(ddl_context *c, int32_t peer, const uint8_t *h
 
 static ddl_status ddl__host_measure(const ddl_host *host, int32_t peer, const uint8_t *header, uint64_t *out_bytes) {
     ddl__frame f;
-    DDL__TRY(ddl__host_frame(ddl__core(host), peer, header, false, &f));
+    DDL__TRY(ddl__host_frame(host, peer, header, false, &f));
     *out_bytes = f.bytes;
     return DDL_OK;
 }
@@ -15626,7 +15749,7 @@ static ddl_status ddl__host_deliver(const ddl_host *host, int32_t peer, const ui
                                     uint64_t payload_bytes) {
     ddl_context *c = ddl__core(host);
     ddl__frame f;
-    DDL__TRY(ddl__host_frame(c, peer, header, true, &f));
+    DDL__TRY(ddl__host_frame(host, peer, header, true, &f));
     return f.bytes == payload_bytes ? ddl__arrived(c, peer, &f, payload) : DDL_ERR_CORRUPT;
 }
 
@@ -15637,7 +15760,7 @@ static ddl_status ddl__host_land(const ddl_host *host, int32_t peer, const uint8
     if (l == NULL) {
         return DDL_ERR_NOMEM;
     }
-    ddl_status status = ddl__host_frame(c, peer, header, true, &l->frame);
+    ddl_status status = ddl__host_frame(host, peer, header, true, &l->frame);
     const ddl__handler *h = &c->handlers[l->frame.type];
     bool direct = (l->frame.flags & DDL__FRAME_FLAG_CRC) == 0 && DDL_HAS(c->links[peer].endpoint->table, redirect);
     if (status == DDL_OK && h->place != NULL && direct) {
@@ -15727,6 +15850,11 @@ static ddl_status ddl__send_copy(ddl_context *c, int32_t peer, const ddl_message
     return status;
 }
 
+/* Without a checksum of the header? */
+static inline bool ddl__goes_bare(const ddl_context *c, const ddl__endpoint *e) {
+    return ddl__is_intact(e) && !c->settings.check_payload && !c->settings.mac;
+}
+
 /* Sends a frame whose payload stays where it is until out->done. DDL_OK: done() will not be called. */
 static ddl_status ddl__post(ddl_context *c, int32_t peer, ddl__outgoing *out, ddl__frame *f, const void *payload) {
     ddl__link *l = &c->links[peer];
@@ -15739,7 +15867,11 @@ static ddl_status ddl__post(ddl_context *c, int32_t peer, ddl__outgoing *out, dd
         f->payload_crc = c->settings.mac ? ddl__mac_payload(&l->mac_out, payload, f->bytes)
                                          : ddl__crc32c(0, payload, f->bytes);
     }
-    ddl__frame_write(out->message.header, f);
+    if (ddl__goes_bare(c, l->endpoint)) {
+        ddl__frame_write_bare(out->message.header, f);
+    } else {
+        ddl__frame_write(out->message.header, f);
+    }
     if (c->settings.mac) {
         ddl__mac_seal(&l->mac_out, out->message.header);
     }
@@ -16491,6 +16623,16 @@ static inline void ddl__place_wait(ddl_context *c, uint64_t now) {
     }
 }
 
+/* Whether a rank waits on the core that this one is on, as far as it has said: what is expected from it comes when the
+ * core is given away, and not before. */
+static inline bool ddl__shares_core(const ddl_context *c, int32_t rank) {
+    if (!c->spread || rank < 0) {
+        return false;
+    }
+    uint64_t place = atomic_load_explicit(&c->places[rank], memory_order_relaxed); /* a hint */
+    return (place & DDL__PLACE_CORE) != 0 && (int32_t)(place & DDL__PLACE_CORE) - 1 == sched_getcpu();
+}
+
 /* It sleeps: whichever core it had is free. */
 static inline void ddl__place_sleep(ddl_context *c) {
     if (c->spread && c->place_core >= 0) {
@@ -16524,10 +16666,12 @@ static void ddl__groups_rank_dead(ddl_context *c, int32_t rank, const char *text
 
 /* >>process */
 
-/* The start time of a process in ticks since boot, field 22 of its stat; 0 when there is no such process. */
+/* The start time of a process in ticks since boot, field 22 of its stat; 0 when there is no such process. That of its
+ * first thread says the same, and to all the same: qemu-user, which containers for other processors run in, makes up
+ * /proc/PID/stat for the process itself. */
 static uint64_t ddl__process_start(int32_t pid) {
     char path[48], text[1024];
-    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    snprintf(path, sizeof path, "/proc/%d/task/%d/stat", pid, pid);
     ddl__process process;
     if (ddl__read_text(path, text, sizeof text) <= 0 || !ddl__process_parse(text, &process)) {
         return 0;
@@ -16914,8 +17058,10 @@ enum {
     DDL__POLLS_AFTER_SLEEP = 8,
     DDL__POLLS_CHEAP = 64, /* looks at memory for each at the kernel */
     DDL__LOOKS_SHORTLY = 4096,
+    DDL__YIELDS_SHORTLY = 8,
     DDL__SPINS_ALONE = 64, /* looks at memory before the core is given away */
     DDL__SPINS_CROWDED = 4,
+    DDL__SPINS_CALLS = 8, /* the same when the kernel is asked, which is as dear as to give the core away */
     DDL__DEVICE_LOOK_NS = 50000, /* the longest sleep while a device copies */
     DDL__SLEEP_MS = 50         /* the longest sleep: timers are looked at this often */
 };
@@ -17099,14 +17245,6 @@ static bool ddl__is_crowded(const ddl_context *c) {
     return (c->has_thread ? 2 : 1) * c->local_ranks > c->cores;
 }
 
-/* How many empty polls come before sleep. */
-static int32_t ddl__poll_limit(const ddl_context *c) {
-    if (c->busy_waits > 0) {
-        return DDL__POLLS_BUSY;
-    }
-    return ddl__is_crowded(c) ? DDL__POLLS_CROWDED : DDL__POLLS_ALONE;
-}
-
 /* Not the poller: sleeps until something changed. */
 static void ddl__wait_changed(ddl_context *c, uint64_t deadline) {
     uint64_t until = DDL__MIN(deadline, ddl__now_ns() + DDL__SLEEP_MS * DDL__NS_PER_MS);
@@ -17130,10 +17268,21 @@ static int32_t ddl__spin_limit(const ddl_context *c, int32_t expect) {
     const ddl__endpoint *e = expect < 0 ? NULL : c->links[expect].endpoint;
     bool cheap = c->natives != NULL || (e != NULL && (e->table->flags & DDL_TRANSPORT_CHEAP_PROGRESS) != 0);
     bool wanted = atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0;
-    if (!cheap || wanted || c->busy_waits > 0) {
+    if (wanted || c->busy_waits > 0 || (!cheap && ddl__is_crowded(c))) {
         return 1;
     }
-    return ddl__is_crowded(c) ? DDL__SPINS_CROWDED : DDL__SPINS_ALONE;
+    if (!ddl__is_crowded(c)) {
+        return cheap ? DDL__SPINS_ALONE : DDL__SPINS_CALLS;
+    }
+    return ddl__shares_core(c, expect) ? 1 : DDL__SPINS_CROWDED;
+}
+
+/* How many empty polls come before sleep; all looks at memory until the core is given away are one. */
+static int32_t ddl__poll_limit(const ddl_context *c) {
+    if (c->busy_waits > 0) {
+        return DDL__POLLS_BUSY;
+    }
+    return ddl__is_crowded(c) ? DDL__POLLS_CROWDED : DDL__POLLS_ALONE;
 }
 
 /* Looks where the expected rank writes into memory, and nowhere else, for about as long as its answer takes when it
@@ -17161,18 +17310,18 @@ static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
     c->busy_waits -= c->busy_waits > 0;
     c->page_doing = NULL;
     for (uint32_t round = 1;; round++) {
-        int32_t limit = ddl__poll_limit(c);
         int32_t expect = w->expect != NULL ? w->expect(c, w->arg) : -1;
+        int32_t looks = ddl__spin_limit(c, expect), limit = ddl__poll_limit(c);
         int32_t events = ddl__poll(c, expect);
         ddl__run_pumps(c);
         if (w->done(c, w->arg)) {
             return true;
         }
         spins = events > 0 ? 0 : spins + 1;
-        if (spins > 0 && spins % ddl__spin_limit(c, expect) != 0) {
+        if (spins > 0 && spins % looks != 0) {
             continue;
         }
-        empty = events > 0 ? 0 : empty + 1;
+        empty = events > 0 ? 0 : empty + (looks == DDL__SPINS_CALLS ? looks : 1);
         if (events > 0 && round % 256 != 0) {
             continue;
         }
@@ -18403,6 +18552,7 @@ static ddl_status ddl__tensor_check_output(ddl_context *c, const ddl_tensor *t, 
 typedef struct ddl__lent {
     struct ddl__lent *next;
     void *data;
+    uint64_t bytes;
     ddl__lasting lasting;
     uint64_t counted;
     const ddl__endpoint *endpoint; /* whose it is; both NULL: ours */
@@ -18443,6 +18593,7 @@ static ddl__lent *ddl__lend(ddl_context *c, size_t bytes) {
         lent = ddl__lend_own(c, bytes);
     }
     if (lent != NULL) {
+        lent->bytes = bytes;
         lent->next = c->lent;
         c->lent = lent;
         ddl__lasting_add(c, &lent->lasting, lent->data, bytes);
@@ -18481,6 +18632,7 @@ static ddl_status ddl__lend_device(ddl_context *c, int32_t number, size_t bytes,
         return ddl__error(c, status, "ddl_tensor_alloc_on: device %d (%s %d) has no memory for %zu bytes: %s", number,
                           d->plugin->name, d->index, bytes, ddl_status_text(status));
     }
+    lent->bytes = bytes;
     lent->device = d;
     lent->next = c->lent;
     c->lent = lent;
@@ -18549,26 +18701,40 @@ DDL_API ddl_status ddl_tensor_alloc_on(ddl_context *context, int32_t device, ddl
     return ddl__tensor_alloc_call(context, device, dtype, ndim, shape, out_tensor, "ddl_tensor_alloc_on");
 }
 
-/* Engine room: does anything that is under way use memory of a device between these? */
-static bool ddl__device_memory_used(const ddl_context *c, const char *begin, const char *end);
+/* Coll room: does anything that is under way use memory between these? Then `by` says what. */
+static bool ddl__memory_used(ddl_context *c, const char *begin, const char *end, ddl__text *by);
 
-/* Copies that nobody waits for any more end soon, mostly. */
+/* What nobody waits for any more ends soon, mostly: copies, and operations that only a stream waits for. */
 #define DDL__FREE_PATIENCE_NS (50 * DDL__NS_PER_MS)
 
-static bool ddl__tensor_unused(ddl_context *c, void *arg) {
-    const ddl_tensor *t = arg;
-    const char *begin = t->data;
-    int64_t bytes = DDL__MAX(ddl_tensor_count(t), 1) * (int64_t)ddl_dtype_bytes(t->dtype);
-    return !ddl__device_memory_used(c, begin, begin + bytes);
+typedef struct ddl__freeing {
+    const char *begin, *end;
+    char by[400];
+} ddl__freeing;
+
+static bool ddl__memory_unused(ddl_context *c, void *arg) {
+    ddl__freeing *f = arg;
+    ddl__text by = {f->by, sizeof f->by, 0};
+    return !ddl__memory_used(c, f->begin, f->end, &by);
 }
 
-static ddl_status ddl__tensor_await_unused(ddl_context *c, ddl_tensor *t, const ddl__device *d) {
-    ddl__wait w = {.done = ddl__tensor_unused, .tick = ddl__no_tick, .arg = t,
+/* Others may be writing to it, or read it: a transport's memory is mapped by peers. */
+static ddl_status ddl__lent_await_unused(ddl_context *c, const ddl__lent *lent) {
+    ddl__freeing f = {.begin = lent->data, .end = (const char *)lent->data + lent->bytes};
+    int32_t device = lent->device != NULL ? lent->device->number : DDL_HOST;
+    ddl__wait w = {.done = ddl__memory_unused, .tick = ddl__no_tick, .arg = &f,
                    .deadline = ddl__now_ns() + DDL__FREE_PATIENCE_NS};
-    return ddl__wait_for(c, &w)
-               ? DDL_OK
-               : ddl__error(c, DDL_ERR_STATE, "ddl_tensor_free: the memory at %p of device %d is used by an operation "
-                            "that is under way; wait for it, or for the stream it is on, before", t->data, d->number);
+    if (ddl__wait_for(c, &w)) {
+        return DDL_OK;
+    }
+    char where[32] = "";
+    if (device != DDL_HOST) {
+        snprintf(where, sizeof where, " of device %d", device);
+    }
+    return ddl__error(c, DDL_ERR_STATE,
+                      "ddl_tensor_free on rank %d: the memory at %p%s is used by an operation that is under way; wait "
+                      "for it, or for the stream it is on, before; it is: %s",
+                      c->rank, (const void *)f.begin, where, f.by);
 }
 
 DDL_API ddl_status ddl_tensor_free(ddl_context *context, ddl_tensor *tensor) {
@@ -18581,8 +18747,8 @@ DDL_API ddl_status ddl_tensor_free(ddl_context *context, ddl_tensor *tensor) {
     while (found != NULL && found->data != tensor->data) {
         found = found->next;
     }
-    if (found != NULL && found->device != NULL) {
-        status = ddl__tensor_await_unused(context, tensor, found->device);
+    if (found != NULL) {
+        status = ddl__lent_await_unused(context, found);
         if (status < 0) {
             ddl__unlock(context);
             return status;
@@ -18870,7 +19036,7 @@ typedef struct ddl__toward {
     uint32_t ahead_last[2]; /* newest collective in each half */
     uint32_t wanted;        /* the peer asked to be told when we start this collective, */
     bool wants;             /* which we have not done */
-    uint32_t gone_on;       /* the agreement to which the peer has gone on after a death; 0: to none */
+    uint32_t gone_on;       /* the agreement to which it (or this rank itself) went on after a death; 0: to none */
     uint32_t p2p_out;    /* eager message bytes that the peer has not said it took */
     uint32_t p2p_in;     /* taken since we last said so */
     struct ddl__step_state *held_first, *held_last; /* sends that wait for the peer to catch up: see engine */
@@ -19246,8 +19412,12 @@ static bool ddl__is_gone(const ddl_group *g, int32_t rank) {
 
 /* After a death it shrinks or grows the group, where this rank is not yet: what this rank waits for in the old group it
  * will not do, and would wait for this rank in vain. The frame that said so came after all that it had sent before. */
+static bool ddl__goes_on_after(const ddl_group *g, int32_t rank, uint32_t agreed) {
+    return g->flows[rank].gone_on != 0 && (int32_t)(g->flows[rank].gone_on - agreed) > 0;
+}
+
 static bool ddl__has_gone_on(const ddl_group *g, int32_t rank) {
-    return g->flows[rank].gone_on != 0 && (int32_t)(g->flows[rank].gone_on - g->agree_sequence) > 0;
+    return ddl__goes_on_after(g, rank, g->agree_sequence);
 }
 
 /* All others of a group that had others are gone, or have gone on. */
@@ -19406,6 +19576,7 @@ struct ddl_request {
     void *kept;        /* a persistent request's own copy of its call */
     ddl_request *parent; /* of which this is a part: see coll/many.h */
     int32_t parts;
+    uint32_t agreed; /* the group's newest agreement when it began */
     void (*parts_done)(ddl_context *c, ddl_request *r);
     ddl__stage *stage; /* of tensors on devices; NULL: there is none (any more) */
     bool ordered;      /* it begins when its group's stream has come to its call */
@@ -19517,6 +19688,7 @@ static void ddl__request_init(ddl_group *g, const ddl__request_ops *ops, ddl_req
     r->context = c;
     r->group = g;
     r->ops = ops;
+    r->agreed = g->agree_sequence;
     r->info.source = DDL_NO_RANK;
     g->outstanding++;
     c->stats.ops_started++;
@@ -20644,7 +20816,11 @@ static void ddl__send_start(ddl_context *c, ddl_request *r) {
         ddl__send_data(c, r);
         return;
     }
-    if (ddl__is_on_device(r) || !ddl__goes_eagerly(r->group, r->peer, r->bytes)) {
+    bool eager = !ddl__is_on_device(r) && ddl__goes_eagerly(r->group, r->peer, r->bytes);
+    if (r->state != DDL__REQUEST_ACTIVE) {
+        return; /* a death that came meanwhile has ended it */
+    }
+    if (!eager) {
         r->out.done = ddl__send_data_done;
         ddl__offer_send(c, r);
         return;
@@ -21156,6 +21332,15 @@ static void ddl__data_moved(ddl_context *c, ddl_request *r, uint64_t bytes) {
     }
 }
 
+/* Its own call ended with an error: after a death, because this rank has gone on, of which the sender has heard. */
+static void ddl__fail_given_up(ddl_request *r) {
+    const ddl_group *g = r->group;
+    bool went_on = ddl__goes_on_after(g, g->rank, r->agreed);
+    ddl__request_fail(r, went_on ? DDL_ERR_PEER : DDL_ERR_CANCELLED,
+                      "receive from rank %d of group \"%s\": the sender gave up before all data was sent (%s)", r->peer,
+                      g->name, went_on ? g->cause : "its own call ended with an error");
+}
+
 static ddl_status ddl__on_data(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
     ddl_request *r = ddl__data_request(c, peer, f);
     if (r == NULL) {
@@ -21163,10 +21348,7 @@ static ddl_status ddl__on_data(ddl_context *c, int32_t peer, const ddl__frame *f
     }
     if ((f->flags & DDL__DATA_GIVEN_UP) != 0) {
         ddl__fetch_leave(r);
-        ddl__request_fail(r, DDL_ERR_CANCELLED,
-                          "receive from rank %d of group \"%s\": the sender gave up before all data "
-                          "was sent (its own call ended with an error)",
-                          r->peer, r->group->name);
+        ddl__fail_given_up(r);
         return DDL_OK;
     }
     if ((f->flags & DDL__DATA_READY) != 0) {
@@ -21267,6 +21449,19 @@ static ddl__unexpected *ddl__rival_offer(const ddl_group *g, int32_t leader, int
     return NULL;
 }
 
+/* The peer left the group's operations after a death, since this message began, and will not do its part of it. */
+static bool ddl__is_left_behind(const ddl_request *r) {
+    return r->peer >= 0 && r->peer != r->group->rank && !r->matched && !r->draining &&
+           ddl__goes_on_after(r->group, r->peer, r->agreed);
+}
+
+static void ddl__fail_left_behind(ddl_context *c, ddl_request *r) {
+    ddl__p2p_abandon(c, r);
+    ddl__request_fail(r, DDL_ERR_PEER,
+                      "%s rank %d of group \"%s\" (tag %d): that rank has gone on to shrink or grow the group: %s",
+                      r->is_recv ? "receive from" : "send to", r->peer, r->group->name, r->tag, r->group->cause);
+}
+
 static void ddl__p2p_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
     if (r->is_recv && r->tag < DDL_ANY_TAG && !r->matched && waited > DDL__RIVAL_NS) {
         const ddl__unexpected *u = ddl__rival_offer(r->group, r->peer, r->tag);
@@ -21283,11 +21478,8 @@ static void ddl__p2p_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
         ddl__p2p_abandon(c, r);
         ddl__request_fail(r, DDL_ERR_PEER, "%s rank %d of group \"%s\": it has left the job (ddl_finalize)",
                           r->is_recv ? "receive from" : "send to", r->peer, r->group->name);
-    } else if (r->peer >= 0 && !r->matched && ddl__has_gone_on(r->group, r->peer)) {
-        ddl__p2p_abandon(c, r);
-        ddl__request_fail(r, DDL_ERR_PEER,
-                          "%s rank %d of group \"%s\" (tag %d): that rank has gone on to shrink or grow the group: %s",
-                          r->is_recv ? "receive from" : "send to", r->peer, r->group->name, r->tag, r->group->cause);
+    } else if (ddl__is_left_behind(r)) {
+        ddl__fail_left_behind(c, r);
     } else if (r->peer == DDL_ANY_SOURCE && ddl__is_alone(r->group)) {
         ddl__p2p_abandon(c, r);
         ddl__request_fail(r, DDL_ERR_PEER, "receive from any rank of group \"%s\" (tag %d): %s", r->group->name, r->tag,
@@ -21302,17 +21494,22 @@ static int32_t ddl__p2p_expect(ddl_context *c, ddl_request *r) {
 
 static const ddl__request_ops ddl__p2p_ops = {ddl__p2p_abandon, ddl__p2p_explain, ddl__p2p_tick, ddl__p2p_expect, NULL};
 
+/* Offers whose data will not come; messages that are whole can still be received. */
+static void ddl__p2p_drop_offers(ddl_group *g, int32_t rank) {
+    ddl__unexpected *next;
+    for (ddl__unexpected *u = g->unexpected_first; u != NULL; u = next) {
+        next = u->next;
+        if (u->is_offer && u->source == rank) {
+            ddl__unexpected_remove(g, u);
+        }
+    }
+}
+
 /* Fails what needs the dead rank. A receive from any rank is told too: the message it waits for may have been that
  * one's; it may be started again. */
 static void ddl__p2p_rank_dead(ddl_group *g, int32_t rank) {
     ddl_context *c = g->context;
-    ddl__unexpected *next;
-    for (ddl__unexpected *u = g->unexpected_first; u != NULL; u = next) {
-        next = u->next;
-        if (u->is_offer && u->source == rank) { /* its data will not come; messages that are whole can be received */
-            ddl__unexpected_remove(g, u);
-        }
-    }
+    ddl__p2p_drop_offers(g, rank);
     for (int32_t i = 0; i < c->requests->chunk_count * DDL__REQUESTS_CHUNK; i++) {
         ddl_request *r = &c->requests->chunks[i / DDL__REQUESTS_CHUNK][i % DDL__REQUESTS_CHUNK];
         if (r->state == DDL__REQUEST_ACTIVE && r->group == g && r->ops == &ddl__p2p_ops && !r->draining &&
@@ -21354,6 +21551,34 @@ static void ddl__send_adopt(ddl_group *g, const ddl_tensor *t, int32_t peer, int
     r->matched = r->unseen = true;
 }
 
+/* Writes a message where the receiver will find it, in memory of the transport's: no request, and no copy of the
+ * header. False: nothing was done. */
+static bool ddl__send_in_place(ddl_group *g, const ddl_tensor *t, int32_t peer, int32_t tag, uint64_t bytes) {
+    ddl_context *c = g->context;
+    int32_t world = g->ranks[peer];
+    const ddl__endpoint *e = c->links[world].endpoint;
+    uint8_t *header;
+    void *payload;
+    if (e == NULL || !DDL_HAS(e->table, publish) || !ddl__goes_bare(c, e) ||
+        e->table->reserve(e->self, world, bytes, &header, &payload) != DDL_OK) {
+        return false;
+    }
+    ddl__frame f = ddl__envelope(g, DDL__FRAME_P2P, peer, tag, t->dtype, bytes);
+    f.bytes = (uint32_t)bytes;
+    f.source = (uint32_t)c->rank;
+    ddl__frame_write_bare(header, &f);
+    if (bytes > 0) {
+        memcpy(payload, t->data, bytes);
+    }
+    e->table->publish(e->self, world, bytes);
+    g->flows[peer].p2p_out += (uint32_t)bytes + DDL__FRAME_BYTES;
+    ddl__link_used(c, world);
+    ddl__count_sent(c, world, bytes);
+    c->stats.ops_started++;
+    c->stats.ops_completed++;
+    return true;
+}
+
 /* Sends a message that fits the receiver's window. False: it is one for the long way. */
 static bool ddl__send_quick(ddl_group *g, const ddl_tensor *t, int32_t peer, int32_t tag, ddl_status *out_status) {
     ddl_context *c = g->context;
@@ -21362,8 +21587,14 @@ static bool ddl__send_quick(ddl_group *g, const ddl_tensor *t, int32_t peer, int
         return false;
     }
     uint64_t bytes = (uint64_t)t->shape[0] * ddl__dtype_bytes(t->dtype);
-    if (!ddl__goes_eagerly(g, peer, bytes) || c->links[g->ranks[peer]].life != DDL__ALIVE ||
-        ddl__request_take(c, &r) < 0) {
+    if (!ddl__goes_eagerly(g, peer, bytes) || c->links[g->ranks[peer]].life != DDL__ALIVE) {
+        return false;
+    }
+    if (ddl__send_in_place(g, t, peer, tag, bytes)) {
+        *out_status = DDL_OK;
+        return true;
+    }
+    if (ddl__request_take(c, &r) < 0) {
         return false;
     }
     g->flows[peer].p2p_out += (uint32_t)bytes + DDL__FRAME_BYTES;
@@ -21410,14 +21641,47 @@ static bool ddl__recv_early(ddl_group *g, const ddl_tensor *t, ddl__unexpected *
     return true;
 }
 
-/* Is it a message of so many bytes that a receive of this tag takes as it is? */
-static bool ddl__is_as_asked(const ddl_group *g, const ddl_tensor *t, int32_t peer, int32_t tag, const ddl__frame *f,
-                             uint64_t bytes) {
-    uint64_t each = ddl__dtype_bytes(t->dtype);
-    return f->type == DDL__FRAME_P2P && f->source == (uint32_t)g->ranks[peer] && f->group == g->id &&
-           f->epoch == g->epoch && (uint32_t)f->sequence == (uint32_t)tag && (f->flags & DDL__FRAME_FLAG_CRC) == 0 &&
-           (ddl_dtype)(f->flags & 0xff) == t->dtype && f->bytes == bytes && f->signature == bytes &&
-           bytes <= (uint64_t)t->shape[0] * each && (bytes & (each - 1)) == 0;
+/* Is it a bare header of a message of so many bytes that a receive of this tag takes as it is? Whole words are compared
+ * with what the sender writes, each loaded once. */
+static bool ddl__is_as_asked(const ddl_group *g, const ddl_tensor *t, int32_t peer, int32_t tag, const uint8_t *header,
+                             uint64_t bytes, uint64_t *out_sequence) {
+    uint64_t each = ddl__dtype_bytes(t->dtype), right[DDL__FRAME_BYTES / 8];
+    ddl__frame f = {.type = DDL__FRAME_P2P,
+                    .flags = (uint16_t)t->dtype,
+                    .bytes = (uint32_t)bytes,
+                    .source = (uint32_t)g->ranks[peer],
+                    .group = g->id,
+                    .epoch = g->epoch,
+                    .signature = bytes};
+    ddl__frame_write_bare((uint8_t *)right, &f);
+    uint64_t sequence = ddl__load_le64(header + 24), wrong = (uint32_t)sequence ^ (uint32_t)tag;
+    for (size_t i = 0; i < DDL__COUNT_OF(right); i++) {
+        wrong |= i == 3 ? 0 : ddl__load_le64(header + 8 * i) ^ right[i];
+    }
+    *out_sequence = sequence;
+    return wrong == 0 && bytes <= (uint64_t)t->shape[0] * each && (bytes & (each - 1)) == 0;
+}
+
+/* The next message of a peer where it lies. Where ranks share cores, this one is given away meanwhile: at once if the
+ * peer is on it, else after about as long as its answer takes when another rank has that core first: two that answer
+ * each other at once then keep their cores, and those that wait for nothing urgent do not get in between. */
+static bool ddl__peek_shortly(ddl_context *c, const ddl__link *l, int32_t world, const uint8_t **header,
+                              const void **payload, uint64_t *bytes) {
+    if (ddl__is_crowded(c) && sched_getcpu() != c->place_core) {
+        ddl__place_wait(c, ddl__about_ns(c)); /* the peer may go by it */
+    }
+    for (int32_t yields = 0;; yields++) {
+        int32_t spins = ddl__spin_limit(c, world);
+        bool blind = ddl__is_crowded(c) && !c->spread; /* nobody knows where the peer is */
+        int32_t looks = spins == 1 || blind ? 1 : DDL__LOOKS_SHORTLY;
+        ddl_status status = l->endpoint->table->peek(l->endpoint->self, world, looks, header, payload, bytes);
+        bool wanted = atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0;
+        if (status != DDL_IN_PROGRESS || yields == DDL__YIELDS_SHORTLY || wanted || c->busy_waits > 0 ||
+            !ddl__is_crowded(c)) {
+            return status == DDL_OK;
+        }
+        ddl__yield(c, false);
+    }
 }
 
 /* Takes the next message of a peer where it lies, in memory of the transport's, if it is for a receive of this tag and
@@ -21427,18 +21691,18 @@ static bool ddl__recv_in_place(ddl_group *g, const ddl_tensor *t, int32_t peer, 
     ddl_context *c = g->context;
     const ddl__link *l = peer >= 0 ? &c->links[g->ranks[peer]] : NULL;
     if (l == NULL || tag < 0 || g->posted_first != NULL || c->polling || c->natives != NULL || c->settings.mac ||
-        l->life != DDL__ALIVE || l->endpoint == NULL || !DDL_HAS(l->endpoint->table, peek) ||
+        l->life != DDL__ALIVE || l->endpoint == NULL || !DDL_HAS(l->endpoint->table, taken) ||
+        !ddl__is_intact(l->endpoint) ||
         ++c->polls % DDL__POLLS_CHEAP == 0) {
         return false;
     }
-    int32_t world = g->ranks[peer], looks = ddl__spin_limit(c, world) < DDL__SPINS_ALONE ? 1 : DDL__LOOKS_SHORTLY;
+    int32_t world = g->ranks[peer];
     const uint8_t *header;
     const void *payload;
-    uint64_t bytes;
-    ddl__frame f;
-    if (l->endpoint->table->peek(l->endpoint->self, world, looks, &header, &payload, &bytes) != DDL_OK ||
-        ddl__frame_read(header, &f) != DDL_OK || !ddl__is_as_asked(g, t, peer, tag, &f, bytes) ||
-        !ddl__credit(g, peer, (uint32_t)(f.sequence >> 32))) {
+    uint64_t bytes, sequence;
+    if (!ddl__peek_shortly(c, l, world, &header, &payload, &bytes) ||
+        !ddl__is_as_asked(g, t, peer, tag, header, bytes, &sequence) ||
+        !ddl__credit(g, peer, (uint32_t)(sequence >> 32))) {
         return false;
     }
     if (bytes > 0) {
@@ -21656,6 +21920,9 @@ static bool ddl__send_fill(ddl_context *c, ddl_request *r) {
 }
 
 static void ddl__p2p_start(ddl_context *c, ddl_request *r) {
+    if (r->state != DDL__REQUEST_ACTIVE) {
+        return; /* a death that came while others of its batch were started has ended it */
+    }
     r->start_ns = c->trace != NULL ? ddl__now_ns() : 0;
     if (r->peer == DDL_NO_RANK) {
         r->info.count = 0;
@@ -23989,35 +24256,6 @@ static void ddl__early_take(ddl_context *c, ddl_group *g, uint32_t sequence) {
     }
 }
 
-/* >>memory in use */
-
-static bool ddl__tensor_begins_in(const ddl_tensor *t, const char *begin, const char *end) {
-    return t->device != DDL_HOST && (const char *)t->data >= begin && (const char *)t->data < end;
-}
-
-/* By collectives, by messages that are staged or fetched, by copies. */
-static bool ddl__device_memory_used(const ddl_context *c, const char *begin, const char *end) {
-    bool used = false;
-    for (const ddl_group *g = c->groups != NULL ? c->groups->first : NULL; g != NULL; g = g->next) {
-        for (const ddl__op *op = g->ops; op != NULL; op = op->next) {
-            used = used || ddl__tensor_begins_in(&op->call.in, begin, end) ||
-                   ddl__tensor_begins_in(&op->call.out, begin, end);
-        }
-    }
-    for (const ddl__stage *s = c->stages; s != NULL; s = s->next) {
-        for (int32_t i = 0; i < s->count; i++) {
-            used = used || ddl__tensor_begins_in(&s->items[i].tensor, begin, end);
-        }
-    }
-    for (int32_t i = 0; c->requests != NULL && i < c->requests->chunk_count * DDL__REQUESTS_CHUNK; i++) {
-        const ddl_request *r = &c->requests->chunks[i / DDL__REQUESTS_CHUNK][i % DDL__REQUESTS_CHUNK];
-        bool message = r->state == DDL__REQUEST_ACTIVE && r->op == NULL && !r->persistent &&
-                       (r->stage != NULL || r->pipe != NULL || r->fetching);
-        used = used || (message && ddl__tensor_begins_in(&r->tensor, begin, end));
-    }
-    return used;
-}
-
 static void ddl__engine_group_free(ddl_group *g) {
     ddl_context *c = g->context;
     ddl__account_pending(g);
@@ -24603,33 +24841,51 @@ static uint64_t ddl__call_hash(const ddl__call *call, const ddl__cached *cached)
     return h != 0 ? h : 1; /* 0 means none */
 }
 
+/* What a v-form has besides; arrays may be NULL as ddl.h says. */
+typedef struct ddl__blocks {
+    const int64_t *counts, *offsets, *recv_counts, *recv_offsets;
+} ddl__blocks;
+
+/* What one type's part of an all_reduce_many has besides. */
+typedef struct ddl__portion {
+    int32_t tensors; /* of all types */
+    const ddl_tensor *list;
+    uint64_t detail; /* a hash of them */
+    bool held;       /* it begins when ddl__op_release says so */
+} ddl__portion;
+
 /* What a caller asks for: a ddl_collective that copies no tensors, for that would take as long as 8 bytes need through
- * shared memory. What a kind does not use may be NULL; a broadcast has `in` alone. */
+ * shared memory; nor is it large, for to clear it would too. What a kind does not use may be NULL; a broadcast has `in`
+ * alone. */
 typedef struct ddl__asked {
     ddl_kind kind;
     ddl_op op;
     int32_t root;
-    const ddl_tensor *in, *out;
-    const int64_t *counts, *offsets, *recv_counts, *recv_offsets;
-    int32_t tensors; /* of all_reduce_many, they, and a hash of them; else 0 */
-    const ddl_tensor *list;
-    uint64_t detail;
-    bool held;  /* it begins when ddl__op_release says so */
     bool later; /* a request is to be made of it: a stream does not wait for it */
+    const ddl_tensor *in, *out;
+    const ddl__blocks *blocks;
+    const ddl__portion *portion;
 } ddl__asked;
 
-static ddl__asked ddl__asked_of(const ddl_collective *d) {
-    return (ddl__asked){.kind = d->kind, .op = d->op, .root = d->root, .in = &d->in, .out = &d->out,
-                      .counts = d->counts, .offsets = d->offsets, .recv_counts = d->recv_counts,
-                      .recv_offsets = d->recv_offsets};
+static ddl__blocks ddl__blocks_of(const ddl_collective *d) {
+    return (ddl__blocks){d->counts, d->offsets, d->recv_counts, d->recv_offsets};
+}
+
+static ddl__asked ddl__asked_of(const ddl_collective *d, const ddl__blocks *blocks) {
+    return (ddl__asked){.kind = d->kind, .op = d->op, .root = d->root, .in = &d->in, .out = &d->out, .blocks = blocks};
 }
 
 /* Checks a collective and fills the call. Nothing has happened yet when it fails. */
 static ddl_status ddl__call_make(ddl_group *g, const ddl__asked *d, ddl__call *out, const char *what) {
     ddl_context *c = g->context;
     *out = (ddl__call){.kind = d->kind, .op = d->op, .root = ddl__kind_rooted(d->kind) ? d->root : 0,
-                       .tensors = d->tensors, .list = d->list, .detail = d->detail, .held = d->held,
                        .later = d->later};
+    if (d->portion != NULL) {
+        out->tensors = d->portion->tensors;
+        out->list = d->portion->list;
+        out->detail = d->portion->detail;
+        out->held = d->portion->held;
+    }
     if (d->kind <= DDL_KIND_NONE || d->kind > DDL_ALL_TO_ALLV) {
         return ddl__error(c, DDL_ERR_ARG, "%s: %d is no kind of collective", what, (int)d->kind);
     }
@@ -24664,10 +24920,10 @@ static ddl_status ddl__call_make(ddl_group *g, const ddl__asked *d, ddl__call *o
     out->in_bytes = in_count * (int64_t)ddl_dtype_bytes(out->dtype);
     out->out_bytes = d->kind == DDL_BROADCAST ? out->in_bytes : out_count * (int64_t)ddl_dtype_bytes(out->dtype);
     if (ddl__kind_is_v(d->kind)) {
-        out->counts = d->counts;
-        out->offsets = d->offsets;
-        out->recv_counts = d->kind == DDL_ALL_TO_ALLV ? d->recv_counts : NULL;
-        out->recv_offsets = d->kind == DDL_ALL_TO_ALLV ? d->recv_offsets : NULL;
+        out->counts = d->blocks->counts;
+        out->offsets = d->blocks->offsets;
+        out->recv_counts = d->kind == DDL_ALL_TO_ALLV ? d->blocks->recv_counts : NULL;
+        out->recv_offsets = d->kind == DDL_ALL_TO_ALLV ? d->blocks->recv_offsets : NULL;
         DDL__TRY(ddl__check_v(g, out, in_count, out_count, what));
         out->detail = d->kind != DDL_ALL_TO_ALLV ? ddl__counts_hash(g, out->counts) : 0;
     } else {
@@ -25026,13 +25282,14 @@ enum {
     DDL__FAST_YIELDS = 64
 };
 
-/* The last call of a group that went this way. The same call again needs no check and no planning. */
+/* The last call of a group that went this way. The same call again, on any memory, needs no check and no planning. */
 typedef struct ddl__fast {
     uint32_t settings_version; /* of the group, when it was checked */
     ddl_kind kind; /* as the caller asked for it */
     ddl_op op;
     int32_t root;
     ddl_tensor in, out;
+    bool uses_in, uses_out;
     ddl__call call;
     ddl__reduction reduction;
     ddl_native_call native;
@@ -25043,8 +25300,9 @@ static bool ddl__same_shape(const ddl_tensor *a, const ddl_tensor *b) {
     return memcmp(a->shape, b->shape, sizeof a->shape) == 0 && memcmp(a->strides, b->strides, sizeof a->strides) == 0;
 }
 
+/* Alike but for where they lie. */
 static inline bool ddl__same_view(const ddl_tensor *a, const ddl_tensor *b) {
-    return a->data == b->data && a->dtype == b->dtype && a->device == b->device && a->ndim == b->ndim &&
+    return a->dtype == b->dtype && a->device == b->device && a->ndim == b->ndim &&
            (a->ndim == 1 ? a->shape[0] == b->shape[0] && a->strides[0] == b->strides[0] : ddl__same_shape(a, b));
 }
 
@@ -25053,6 +25311,37 @@ static inline bool ddl__fast_knows(const ddl_group *g, const ddl__asked *d) {
     return f != NULL && f->settings_version == g->settings_version && f->kind == d->kind && f->op == d->op &&
            f->root == d->root && (d->in == NULL || ddl__same_view(&f->in, d->in)) &&
            (d->out == NULL || ddl__same_view(&f->out, d->out));
+}
+
+/* Whether contiguous tensors of the call that is known may lie here: as far from each other as they did, or apart. */
+static bool ddl__fast_place_valid(const ddl_group *g, const ddl__fast *f, const char *in, const char *out) {
+    const ddl__call *call = &f->call;
+    bool missing = (f->uses_in && in == NULL) || (f->uses_out && out == NULL);
+    if (missing || g->context->devices != NULL) { /* a device may know an address */
+        return false;
+    }
+    if (!f->uses_in || !f->uses_out) {
+        return true;
+    }
+    uintptr_t i = (uintptr_t)in, o = (uintptr_t)out;
+    bool as_before = o - i == (uintptr_t)call->out.data - (uintptr_t)call->in.data;
+    bool apart = i < o ? o - i >= (uint64_t)call->in_bytes : i - o >= (uint64_t)call->out_bytes;
+    return as_before || (!call->in_place && apart);
+}
+
+/* Moves the call that is known to the memory of this one. */
+static inline bool ddl__fast_move(const ddl_group *g, ddl__fast *f, const ddl__asked *d) {
+    void *in = f->uses_in ? d->in->data : NULL;
+    void *out = f->uses_out ? d->out->data : NULL;
+    if ((!f->uses_in || in == f->call.in.data) && (!f->uses_out || out == f->call.out.data)) {
+        return true;
+    }
+    if (!ddl__fast_place_valid(g, f, in, out)) {
+        return false;
+    }
+    f->native.in = f->call.in.data = in;
+    f->native.out = f->call.out.data = f->kind == DDL_BROADCAST ? in : out;
+    return true;
 }
 
 /* Nothing on the group that a new call has to be compared with, or to wait for. */
@@ -25088,18 +25377,20 @@ static bool ddl__fast_learn(ddl_group *g, const ddl__asked *d, const char *what)
         return false;
     }
     const ddl__step *s = &cached->plan.steps[0];
-    bool takes = call.kind == DDL_BROADCAST;
     call.call_hash = ddl__call_hash(&call, cached);
     *f = (ddl__fast){.settings_version = g->settings_version, .kind = d->kind, .op = d->op, .root = d->root,
-                     .call = call, .algorithm = cached->plan.algorithm};
+                     .uses_in = ddl__uses_in(g, &call), .uses_out = ddl__uses_out(g, &call), .call = call,
+                     .algorithm = cached->plan.algorithm};
     f->in = d->in != NULL ? *d->in : f->in;
     f->out = d->out != NULL ? *d->out : f->out;
     f->native = (ddl_native_call){.size = sizeof f->native,
                                   .kind = (int32_t)call.kind,
                                   .root = call.root,
                                   .element_bytes = (int32_t)ddl_dtype_bytes(call.dtype),
-                                  .in = ddl__uses_in(g, &call) ? call.in.data : NULL,
-                                  .out = takes ? call.in.data : ddl__uses_out(g, &call) ? call.out.data : NULL,
+                                  .in = f->uses_in ? call.in.data : NULL,
+                                  .out = call.kind == DDL_BROADCAST ? call.in.data
+                                         : f->uses_out              ? call.out.data
+                                                                    : NULL,
                                   .bytes = (uint64_t)s->bytes};
     if (ddl__kind_reduces(call.kind)) {
         f->reduction = ddl__reduction_of(call.op, call.dtype, NULL);
@@ -25215,7 +25506,7 @@ static bool ddl__fast_try(ddl_group *g, const ddl__asked *d, const char *what, d
             return false;
         }
     }
-    if (!ddl__fast_knows(g, d) && !ddl__fast_learn(g, d, what)) {
+    if (!(ddl__fast_knows(g, d) && ddl__fast_move(g, g->fast, d)) && !ddl__fast_learn(g, d, what)) {
         return false;
     }
     *out_status = ddl__fast_run(g, g->fast, what);
@@ -25381,69 +25672,73 @@ DDL_API ddl_status ddl_iexscan(ddl_group *group, ddl_tensor in, ddl_tensor out, 
 
 DDL_API ddl_status ddl_gatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                const int64_t *offsets, int32_t root) {
-    ddl__asked ask = {.kind = DDL_GATHERV, .in = &in, .out = &out, .counts = counts, .offsets = offsets,
-                        .root = root};
+    ddl__blocks blocks = {.counts = counts, .offsets = offsets};
+    ddl__asked ask = {.kind = DDL_GATHERV, .in = &in, .out = &out, .blocks = &blocks, .root = root};
     return ddl__coll_call(group, &ask, "ddl_gatherv", NULL);
 }
 
 DDL_API ddl_status ddl_igatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                 const int64_t *offsets, int32_t root, ddl_request **out_request) {
-    ddl__asked ask = {.kind = DDL_GATHERV, .in = &in, .out = &out, .counts = counts, .offsets = offsets,
-                        .root = root};
+    ddl__blocks blocks = {.counts = counts, .offsets = offsets};
+    ddl__asked ask = {.kind = DDL_GATHERV, .in = &in, .out = &out, .blocks = &blocks, .root = root};
     return ddl__coll_icall(group, &ask, "ddl_igatherv", out_request);
 }
 
 DDL_API ddl_status ddl_scatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                 const int64_t *offsets, int32_t root) {
-    ddl__asked ask = {.kind = DDL_SCATTERV, .in = &in, .out = &out, .counts = counts, .offsets = offsets,
-                        .root = root};
+    ddl__blocks blocks = {.counts = counts, .offsets = offsets};
+    ddl__asked ask = {.kind = DDL_SCATTERV, .in = &in, .out = &out, .blocks = &blocks, .root = root};
     return ddl__coll_call(group, &ask, "ddl_scatterv", NULL);
 }
 
 DDL_API ddl_status ddl_iscatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                  const int64_t *offsets, int32_t root, ddl_request **out_request) {
-    ddl__asked ask = {.kind = DDL_SCATTERV, .in = &in, .out = &out, .counts = counts, .offsets = offsets,
-                        .root = root};
+    ddl__blocks blocks = {.counts = counts, .offsets = offsets};
+    ddl__asked ask = {.kind = DDL_SCATTERV, .in = &in, .out = &out, .blocks = &blocks, .root = root};
     return ddl__coll_icall(group, &ask, "ddl_iscatterv", out_request);
 }
 
 DDL_API ddl_status ddl_all_gatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                    const int64_t *offsets) {
-    ddl__asked ask = {.kind = DDL_ALL_GATHERV, .in = &in, .out = &out, .counts = counts, .offsets = offsets};
+    ddl__blocks blocks = {.counts = counts, .offsets = offsets};
+    ddl__asked ask = {.kind = DDL_ALL_GATHERV, .in = &in, .out = &out, .blocks = &blocks};
     return ddl__coll_call(group, &ask, "ddl_all_gatherv", NULL);
 }
 
 DDL_API ddl_status ddl_iall_gatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                     const int64_t *offsets, ddl_request **out_request) {
-    ddl__asked ask = {.kind = DDL_ALL_GATHERV, .in = &in, .out = &out, .counts = counts, .offsets = offsets};
+    ddl__blocks blocks = {.counts = counts, .offsets = offsets};
+    ddl__asked ask = {.kind = DDL_ALL_GATHERV, .in = &in, .out = &out, .blocks = &blocks};
     return ddl__coll_icall(group, &ask, "ddl_iall_gatherv", out_request);
 }
 
 DDL_API ddl_status ddl_reduce_scatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                        ddl_op op) {
-    ddl__asked ask = {.kind = DDL_REDUCE_SCATTERV, .in = &in, .out = &out, .counts = counts, .op = op};
+    ddl__blocks blocks = {.counts = counts};
+    ddl__asked ask = {.kind = DDL_REDUCE_SCATTERV, .in = &in, .out = &out, .blocks = &blocks, .op = op};
     return ddl__coll_call(group, &ask, "ddl_reduce_scatterv", NULL);
 }
 
 DDL_API ddl_status ddl_ireduce_scatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                         ddl_op op, ddl_request **out_request) {
-    ddl__asked ask = {.kind = DDL_REDUCE_SCATTERV, .in = &in, .out = &out, .counts = counts, .op = op};
+    ddl__blocks blocks = {.counts = counts};
+    ddl__asked ask = {.kind = DDL_REDUCE_SCATTERV, .in = &in, .out = &out, .blocks = &blocks, .op = op};
     return ddl__coll_icall(group, &ask, "ddl_ireduce_scatterv", out_request);
 }
 
 DDL_API ddl_status ddl_all_to_allv(ddl_group *group, ddl_tensor in, const int64_t *send_counts,
                                    const int64_t *send_offsets, ddl_tensor out, const int64_t *recv_counts,
                                    const int64_t *recv_offsets) {
-    ddl__asked ask = {.kind = DDL_ALL_TO_ALLV, .in = &in, .out = &out, .counts = send_counts,
-                        .offsets = send_offsets, .recv_counts = recv_counts, .recv_offsets = recv_offsets};
+    ddl__blocks blocks = {send_counts, send_offsets, recv_counts, recv_offsets};
+    ddl__asked ask = {.kind = DDL_ALL_TO_ALLV, .in = &in, .out = &out, .blocks = &blocks};
     return ddl__coll_call(group, &ask, "ddl_all_to_allv", NULL);
 }
 
 DDL_API ddl_status ddl_iall_to_allv(ddl_group *group, ddl_tensor in, const int64_t *send_counts,
                                     const int64_t *send_offsets, ddl_tensor out, const int64_t *recv_counts,
                                     const int64_t *recv_offsets, ddl_request **out_request) {
-    ddl__asked ask = {.kind = DDL_ALL_TO_ALLV, .in = &in, .out = &out, .counts = send_counts,
-                        .offsets = send_offsets, .recv_counts = recv_counts, .recv_offsets = recv_offsets};
+    ddl__blocks blocks = {send_counts, send_offsets, recv_counts, recv_offsets};
+    ddl__asked ask = {.kind = DDL_ALL_TO_ALLV, .in = &in, .out = &out, .blocks = &blocks};
     return ddl__coll_icall(group, &ask, "ddl_iall_to_allv", out_request);
 }
 
@@ -25721,8 +26016,8 @@ static ddl_status ddl__many_part(ddl_request *r, ddl_dtype dtype, int64_t elemen
     ddl__many *m = r->kept;
     ddl_tensor t = ddl_tensor_1d(m->packed[dtype], dtype, elements);
     t.device = m->there[dtype];
-    ddl__asked ask = {.kind = DDL_ALL_REDUCE, .in = &t, .out = &t, .op = op, .tensors = m->count,
-                      .list = m->tensors, .detail = m->detail, .held = held};
+    ddl__portion portion = {.tensors = m->count, .list = m->tensors, .detail = m->detail, .held = held};
+    ddl__asked ask = {.kind = DDL_ALL_REDUCE, .in = &t, .out = &t, .op = op, .portion = &portion};
     DDL__TRY(ddl__coll_begin(r->group, &ask, "ddl_all_reduce_many", &m->parts[dtype]));
     if (ddl__is_pending(m->parts[dtype])) {
         m->parts[dtype]->parent = r;
@@ -25993,7 +26288,8 @@ static const ddl__request_ops ddl__persistent_ops = {ddl__coll_abandon, ddl__col
 static ddl_status ddl__persistent_make(ddl_group *g, const ddl_collective *d, ddl_request **out) {
     ddl_context *c = g->context;
     ddl__call call;
-    ddl__asked ask = ddl__asked_of(d);
+    ddl__blocks blocks = ddl__blocks_of(d);
+    ddl__asked ask = ddl__asked_of(d, &blocks);
     DDL__TRY(ddl__group_usable(g, "ddl_collective_init"));
     DDL__TRY(ddl__call_make(g, &ask, &call, "ddl_collective_init"));
     ddl__call_settle_place(g, &call);
@@ -26062,7 +26358,8 @@ DDL_API ddl_status ddl_estimate(ddl_group *group, const ddl_collective *collecti
     }
     DDL__TRY(ddl__enter_group(group, "ddl_estimate"));
     ddl__call call;
-    ddl__asked ask = ddl__asked_of(collective);
+    ddl__blocks blocks = ddl__blocks_of(collective);
+    ddl__asked ask = ddl__asked_of(collective, &blocks);
     ddl_status status = ddl__call_make(group, &ask, &call, "ddl_estimate");
     if (status == DDL_OK) {
         ddl__plan_args args = ddl__call_args(group, &call);
@@ -26082,11 +26379,86 @@ DDL_API ddl_status ddl_estimate(ddl_group *group, const ddl_collective *collecti
     return status;
 }
 
+/* >>coll/in_use */
+/* coll: who uses memory that is about to be freed. Nothing is counted for it while operations run: it is looked for
+ * among those that are under way, and among copies that nobody waits for. What servers and trainers do with a program's
+ * memory is made of these, but for a gradient that ddl_grad_ready or a push reads without the lock: no operation says
+ * so, and the program must not free it meanwhile. */
+
+static bool ddl__tensor_begins_in(const ddl_tensor *t, const char *begin, const char *end) {
+    return (const char *)t->data >= begin && (const char *)t->data < end;
+}
+
+static bool ddl__op_uses(const ddl__op *op, const char *begin, const char *end) {
+    return (ddl__uses_in(op->group, &op->call) && ddl__tensor_begins_in(&op->call.in, begin, end)) ||
+           (ddl__uses_out(op->group, &op->call) && ddl__tensor_begins_in(&op->call.out, begin, end));
+}
+
+static bool ddl__many_uses(const ddl__many *m, const char *begin, const char *end) {
+    for (int32_t i = 0; i < m->count; i++) {
+        if (ddl__tensor_begins_in(&m->tensors[i], begin, end)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* What is sent from packed memory is the program's again; what is received into some is not yet. Only of these and of
+ * what is on a device the tensor is known. */
+static bool ddl__message_uses(const ddl_request *r, const char *begin, const char *end) {
+    bool whole = r->stage != NULL || r->pipe != NULL || r->fetching || (r->packed != NULL && r->is_recv);
+    return (r->data >= begin && r->data < end) || (whole && ddl__tensor_begins_in(&r->tensor, begin, end));
+}
+
+/* Collectives are found through their groups. */
+static bool ddl__request_uses(const ddl_request *r, const char *begin, const char *end) {
+    return r->state == DDL__REQUEST_ACTIVE &&
+           (r->ops == &ddl__many_ops ? ddl__many_uses(r->kept, begin, end)
+                                     : r->ops == &ddl__p2p_ops && ddl__message_uses(r, begin, end));
+}
+
+static bool ddl__stage_uses(const ddl__stage *s, const char *begin, const char *end) {
+    for (int32_t i = 0; i < s->count; i++) {
+        if (ddl__tensor_begins_in(&s->items[i].tensor, begin, end)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool ddl__memory_used(ddl_context *c, const char *begin, const char *end, ddl__text *by) {
+    bool any = false; /* requests at all: mostly there are none, and hundreds of places for them */
+    for (const ddl_group *g = c->groups != NULL ? c->groups->first : NULL; g != NULL; g = g->next) {
+        any = any || g->outstanding > 0;
+        for (const ddl__op *op = g->ops; op != NULL; op = op->next) {
+            if (ddl__op_uses(op, begin, end)) {
+                op->request->ops->explain(c, op->request, by);
+                return true;
+            }
+        }
+    }
+    for (int32_t i = 0; any && i < c->requests->chunk_count * DDL__REQUESTS_CHUNK; i++) {
+        ddl_request *r = &c->requests->chunks[i / DDL__REQUESTS_CHUNK][i % DDL__REQUESTS_CHUNK];
+        if (ddl__request_uses(r, begin, end)) {
+            r->ops->explain(c, r, by);
+            return true;
+        }
+    }
+    for (const ddl__stage *s = c->stages; s != NULL; s = s->next) {
+        if (ddl__stage_uses(s, begin, end)) {
+            ddl__text_add(by, "a copy between a device and the host, which has not ended");
+            return true;
+        }
+    }
+    return false;
+}
+
 /* >>coll/groups */
 /* coll, fourth part: making groups. Members agree on the id through the group they come from: the member with the
  * lowest rank gives it out, everybody answers, and nobody uses the group before all have it. */
 
 enum { DDL__TAG_GROUP = INT32_MIN, DDL__FORMATION_BYTES = 20 };
+#define DDL__FORM_AGAIN_NS ((uint64_t)10000000) /* between two tries for memory */
 
 /* What the leader sends, and what a member answers. */
 typedef struct ddl__formation {
@@ -26114,19 +26486,44 @@ static ddl__formation ddl__formation_read(const uint8_t in[DDL__FORMATION_BYTES]
     return f;
 }
 
+static bool ddl__form_ends(ddl_context *c, void *arg) {
+    (void)arg;
+    return c->aborted || c->finalized;
+}
+
+/* One message. Without memory for it the others could not be told either, and would wait for this rank: it tries again,
+ * as long as they do. A send that failed for memory was not taken by its transport; a receive that did may have used up
+ * its message, and is not made again. The lock is held, and given up while it waits. */
+static ddl_status ddl__form_message(ddl_group *parent, const ddl_transfer *t, ddl_info *info) {
+    ddl_context *c = parent->context;
+    uint64_t deadline = ddl__deadline(ddl__now_ns(), parent->timeout_ms);
+    while (true) {
+        ddl_request *r = NULL;
+        ddl_status status = ddl__p2p_make(parent, t, &r);
+        bool again = status == DDL_ERR_NOMEM || t->is_send;
+        if (status == DDL_OK) {
+            ddl__p2p_start(c, r);
+            ddl__wait_requests(c, &r, 1, false);
+            status = ddl__request_report(&r, info);
+        }
+        again = again && status == DDL_ERR_NOMEM && parent->broken == DDL_OK;
+        if (!again || ddl__now_ns() >= deadline || ddl__form_ends(c, NULL)) {
+            return status;
+        }
+        ddl__wait w = {.done = ddl__form_ends, .tick = ddl__no_tick, .deadline = ddl__now_ns() + DDL__FORM_AGAIN_NS};
+        ddl__wait_for(c, &w);
+    }
+}
+
 /* One message each way with a member; messages of ddl's own have negative tags, which no caller can use. */
 static ddl_status ddl__form_exchange(ddl_group *parent, int32_t peer, int32_t tag, bool send, ddl__formation *f) {
     uint8_t wire[DDL__FORMATION_BYTES] = {0};
     ddl_transfer t = {send, ddl_tensor_1d(wire, DDL_U8, DDL__FORMATION_BYTES), peer, tag};
-    ddl_request *r = NULL;
     ddl_info info;
     if (send) {
         ddl__formation_write(f, wire);
     }
-    DDL__TRY(ddl__p2p_make(parent, &t, &r));
-    ddl__p2p_start(parent->context, r);
-    ddl__wait_requests(parent->context, &r, 1, false);
-    DDL__TRY(ddl__request_report(&r, &info));
+    DDL__TRY(ddl__form_message(parent, &t, &info));
     if (send) {
         return DDL_OK;
     }
@@ -26374,8 +26771,12 @@ static int32_t ddl__split_members(const int32_t *pairs, int32_t size, int32_t co
 static ddl_status ddl__split(ddl_group *parent, int32_t colour, int32_t key, ddl_group **out_group) {
     ddl_context *c = parent->context;
     int32_t *pairs = ddl__alloc_array(&c->base, (size_t)parent->size, 3 * sizeof *pairs);
-    if (pairs == NULL) {
-        return ddl__error(c, DDL_ERR_NOMEM, "ddl_group_split: no memory");
+    if (pairs == NULL) { /* the others are in a collective by now, and wait for this rank */
+        if (parent->broken == DDL_OK) {
+            ddl__break_everywhere(c, parent, DDL_ERR_NOMEM, "ddl_group_split: rank %d has no memory for its part",
+                                  parent->rank);
+        }
+        return ddl__error(c, DDL_ERR_NOMEM, "ddl_group_split: rank %d has no memory for its part", parent->rank);
     }
     int32_t *members = pairs + 2 * (size_t)parent->size;
     ddl_status status = ddl__gather_pairs(parent, colour, key, pairs);
@@ -26745,11 +27146,15 @@ static void ddl__agree_go_on(ddl_group *g) {
     ddl__put_u32(&w, (uint32_t)g->cause_rank);
     ddl__put_u8(&w, g->cause_link);
     ddl__put_string(&w, g->cause);
+    g->flows[g->rank].gone_on = g->agree_sequence + 1;
     for (int32_t i = 0; i < g->size; i++) {
         if (i != g->rank && !ddl__is_gone(g, i)) {
             ddl__frame f = {.type = DDL__FRAME_AGREE, .group = g->id, .epoch = g->epoch,
                             .sequence = g->agree_sequence + 1};
             ddl__tell(g->context, g->ranks[i], f, payload, w.at); /* lost without memory: then deadlines are left */
+        }
+        if (i != g->rank && g->flows[i].gone_on == g->flows[g->rank].gone_on) { /* it will not keep them, either */
+            ddl__p2p_drop_offers(g, i);
         }
     }
 }
@@ -26776,6 +27181,9 @@ static ddl_status ddl__on_go_on(ddl_group *g, int32_t from, uint32_t sequence, d
         g->cause_link = link_lost;
     }
     ddl__group_break(g, DDL_ERR_PEER, "%s", g->cause);
+    if (g->flows[g->rank].gone_on == sequence) {
+        ddl__p2p_drop_offers(g, from);
+    }
     ddl__changed(c);
     return DDL_OK;
 }
@@ -27579,9 +27987,37 @@ static int32_t ddl__links_gone(const ddl_context *c) {
     return -1;
 }
 
+/* The error where nothing reaches a rank: what both have, and why what they have in common does not serve. */
+static ddl_status ddl__link_none(ddl_context *c, int32_t rank, const ddl__blob *b) {
+    char theirs[DDL__BLOB_TRANSPORTS * (DDL__NAME_BYTES + 2)] = "", ours[sizeof theirs] = "";
+    ddl__text other = {theirs, sizeof theirs, 0}, own = {ours, sizeof ours, 0};
+    bool common = false;
+    for (int32_t k = 0; k < DDL__BLOB_TRANSPORTS; k++) {
+        if (b->transports[k].bytes > 0) {
+            ddl__text_add(&other, "%s%.*s", other.used > 0 ? ", " : "", DDL__NAME_BYTES - 1, b->transports[k].name);
+        }
+        const ddl__endpoint *e = k < c->endpoint_count && !c->endpoints[k].only_watches ? &c->endpoints[k] : NULL;
+        if (e != NULL) {
+            ddl__text_add(&own, "%s%s", own.used > 0 ? ", " : "", e->plugin->name);
+        }
+        for (int32_t i = 0; i < DDL__BLOB_TRANSPORTS && e != NULL; i++) {
+            common = common || strncmp(b->transports[i].name, e->plugin->name, DDL__NAME_BYTES - 1) == 0;
+        }
+    }
+    ddl__text_clean(theirs); /* a peer wrote it */
+    return ddl__error(c, DDL_ERR_CONFIG,
+                      "ddl_init: no transport reaches rank %d on host %s, which has %s, from rank %d on host %s, which "
+                      "has %s: %s",
+                      rank, c->links[rank].host_name, theirs[0] != 0 ? theirs : "none", c->rank,
+                      c->links[c->rank].host_name, ours[0] != 0 ? ours : "none",
+                      common ? "each offers only addresses that the other cannot use (DDL_INTERFACE, DDL_ADVERTISE, "
+                               "DDL_TRANSPORTS and, without a job secret, unix sockets of one host decide)"
+                             : "they have none in common (set DDL_TRANSPORTS alike on all ranks)");
+}
+
 /* Takes the transport with the least time for 64 KiB of those that both ranks have; with DDL_TRANSPORTS the first. To
  * other hosts TCP comes last for now: ddl__choose measures whether it is faster. */
-static ddl_status ddl__link_choose(ddl_context *c, int32_t rank, const ddl__reach *offers) {
+static ddl_status ddl__link_choose(ddl_context *c, int32_t rank, const ddl__blob *b, const ddl__reach *offers) {
     ddl__link *l = &c->links[rank];
     double best = 0;
     for (int32_t i = 0; i < c->endpoint_count; i++) {
@@ -27615,14 +28051,7 @@ static ddl_status ddl__link_choose(ddl_context *c, int32_t rank, const ddl__reac
             l->watch = &c->endpoints[i];
         }
     }
-    if (l->endpoint == NULL) {
-        return ddl__error(c, DDL_ERR_CONFIG,
-                          "ddl_init: no transport reaches rank %d on host %s from rank %d on host "
-                          "%s: each offers only addresses that the other cannot use (DDL_INTERFACE, DDL_ADVERTISE, "
-                          "DDL_TRANSPORTS and, without a job secret, unix sockets of one host decide)",
-                          rank, l->host_name, c->rank, c->links[c->rank].host_name);
-    }
-    return DDL_OK;
+    return l->endpoint != NULL ? DDL_OK : ddl__link_none(c, rank, b);
 }
 
 /* Who and where a rank is; mine: what this rank tells. Hosts are numbered as they appear. */
@@ -28228,7 +28657,7 @@ static ddl_status ddl__grow_link(ddl_context *c, const ddl__seat *s, const ddl__
     l->passes_process = false; /* descriptors are passed when a job begins */
     ddl__link_offers(c, s->rank, &s->blob, true, offers);
     ddl__link_keys(c, s->rank, s->blob.nonce, mine->nonce);
-    DDL__TRY(ddl__link_choose(c, s->rank, offers));
+    DDL__TRY(ddl__link_choose(c, s->rank, &s->blob, offers));
     ddl__link_native(c, s->rank, &s->blob);
     l->life = DDL__ALIVE;
     ddl__link_watch(c, s->rank);
@@ -29735,7 +30164,7 @@ static ddl_status ddl__links_make(ddl_context *c, const ddl__blob *table, ddl__r
     ddl__board_open(c, board);
     ddl__places_open(c);
     for (int32_t i = 0; i < c->world_size && status == DDL_OK; i++) {
-        status = i != c->rank ? ddl__link_choose(c, i, offers + i * DDL__ENDPOINTS_MAX) : DDL_OK;
+        status = i != c->rank ? ddl__link_choose(c, i, &table[i], offers + i * DDL__ENDPOINTS_MAX) : DDL_OK;
     }
     c->tuning.model.oversubscription = ddl__crowding(c, table);
     return status;
@@ -29848,25 +30277,38 @@ static ddl_status ddl__load_plugins(ddl_context *c) {
     return ddl__loader_open(&c->loader, &c->base, &params, &c->error);
 }
 
-/* DDL_<NAME>_... belongs to plugin <name>. */
-static bool ddl__is_plugin_setting(const ddl_context *c, const char *variable) {
+/* The loaded plugin that a line of the environment belongs to: DDL_<NAME>_... is of plugin <name>, of the longest such
+ * name. NULL: none. */
+static const ddl_plugin *ddl__setting_owner(const ddl_context *c, const char *line) {
+    if (strncmp(line, "DDL_", 4) != 0 || ddl__setting_is_ours(line, strcspn(line, "="))) {
+        return NULL;
+    }
+    const ddl_plugin *owner = NULL;
+    size_t longest = 0;
     for (const ddl__plugin_record *p = c->loader.loaded; p != NULL; p = p->next) {
         size_t length = strlen(p->name);
-        if (strncasecmp(variable + 4, p->name, length) == 0 && variable[4 + length] == '_') {
-            return true;
+        if (length > longest && strncasecmp(line + 4, p->name, length) == 0 && line[4 + length] == '_') {
+            owner = p->plugin;
+            longest = length;
         }
     }
-    return false;
+    return owner;
 }
 
 /* One rank of a host says it, the others only to who wants to know everything. */
 static void ddl__warn_of_unknown(const ddl_context *c) {
     const ddl__launch *l = &c->settings.launch;
     bool first = l->local_rank >= 0 ? l->local_rank == 0 : l->rank == 0;
+    ddl_log_level level = first ? DDL_LOG_WARN : DDL_LOG_DEBUG;
     for (char **line = environ; line != NULL && *line != NULL; line++) {
-        size_t length = ddl__setting_unknown(*line);
-        if (length > 0 && !ddl__is_plugin_setting(c, *line)) {
-            ddl__setting_warn(&c->base, first ? DDL_LOG_WARN : DDL_LOG_DEBUG, *line, length);
+        const ddl_plugin *owner = ddl__setting_owner(c, *line);
+        size_t length = owner == NULL              ? ddl__setting_unknown(*line)
+                        : DDL_HAS(owner, settings) ? ddl__plugin_setting_unknown(owner->settings, *line)
+                                                   : 0;
+        if (length > 0 && owner != NULL) {
+            ddl__plugin_setting_warn(&c->base, level, owner->name, owner->settings, *line, length);
+        } else if (length > 0) {
+            ddl__setting_warn(&c->base, level, *line, length);
         }
     }
 }
@@ -30393,13 +30835,58 @@ static void ddl__context_unref(ddl_context *c) {
     }
 }
 
+/* Threads inside a wait, or a call of a trainer, leave it first: their requests have ended. What runs in a step of the
+ * program's own may last, or never come back (its thread has ended there): that is told, and in the end given up. */
+static ddl_status ddl__await_threads(ddl_context *c) {
+    uint64_t begin = ddl__now_ns(), deadline = ddl__deadline(begin, c->settings.timeout_ms);
+    uint64_t tell = ddl__deadline(begin, c->settings.stall_ms);
+    while (c->cond_waiters > 0 || c->polling || c->held > 0) {
+        uint64_t now = ddl__now_ns();
+        const char *call = c->held > 0 && now >= DDL__MIN(tell, deadline) ? ddl__held_call(c, 0) : NULL;
+        call = call != NULL ? call : "a call of a trainer";
+        if (c->held > 0 && now >= deadline) {
+            ddl_status status = ddl__error(c, DDL_ERR_TIMEOUT,
+                                           "ddl_finalize on rank %d: a thread has been in %s for %.1f s and has not "
+                                           "returned; this rank has left the job, and the memory of its context stays: "
+                                           "finalize when all threads have returned from the trainer's calls, and let "
+                                           "none end inside its step", c->rank, call, (double)(now - begin) / 1e9);
+            ddl__log(&c->base, DDL_LOG_WARN, "%s", c->error.text);
+            return status;
+        }
+        if (c->held > 0 && now >= tell) {
+            ddl__log(&c->base, DDL_LOG_WARN, "ddl_finalize has waited %.1f s for a thread that is in %s",
+                     (double)(now - begin) / 1e9, call);
+            tell = DDL__NEVER;
+        }
+        ddl__wake(c);
+        ddl__unlock(c);
+        ddl__pause_ms(1);
+        ddl__lock(c);
+    }
+    return DDL_OK;
+}
+
+/* Refuses what the calling thread would wait for itself for: it is inside a call that uses what would be freed. */
+static ddl_status ddl__finalize_check(ddl_context *c) {
+    const char *call = ddl__held_call(c, (uintptr_t)pthread_self());
+    return call == NULL ? DDL_OK
+                        : ddl__error(c, DDL_ERR_STATE,
+                                     "ddl_finalize on rank %d: this thread is inside %s, which uses what would be "
+                                     "freed; return from it first (from a step of the program's own, too), and "
+                                     "finalize then; nothing has changed", c->rank, call);
+}
+
 DDL_API ddl_status ddl_finalize(ddl_context **context) {
     if (context == NULL || *context == NULL) {
         return DDL_OK;
     }
     ddl_context *c = *context;
     DDL__TRY(ddl__enter(c));
-    *context = NULL;
+    ddl_status status = ddl__finalize_check(c);
+    if (status < 0) {
+        ddl__unlock(c);
+        return status;
+    }
     ddl__page_stage_tell(c, DDL__PAGE_LEAVING);
     ddl__timeline_end(c);
     c->finalized = true; /* from here nothing new begins, so that the threads that wait can be waited for */
@@ -30408,12 +30895,12 @@ DDL_API ddl_status ddl_finalize(ddl_context **context) {
     ddl__board_leave(c);
     ddl__say_goodbye(c);
     ddl__poll(c, -1);
-    while (c->cond_waiters > 0 || c->polling) { /* threads inside a wait leave it first: their requests have ended */
-        ddl__wake(c);
+    status = ddl__await_threads(c);
+    if (status < 0) { /* they still use it: nothing is freed, and its sentence can be read */
         ddl__unlock(c);
-        sched_yield();
-        ddl__lock(c);
+        return status;
     }
+    *context = NULL;
     ddl__context_close(c);
     ddl__context_unref(c);
     return DDL_OK;
@@ -31334,9 +31821,12 @@ static void *ddl__lane_alloc(ddl__lane *lane, size_t count, size_t size) {
 
 /* Work on it has ended. After the context was finalized the device has taken its memory back. */
 static void ddl__lane_free(ddl__lane *lane, void *memory) {
+    if (memory == NULL) {
+        return; /* there may be no lane yet */
+    }
     if (ddl__lane_is_host(lane)) {
         ddl__free(&lane->context->base, memory);
-    } else if (memory != NULL && !lane->context->finalized && !lane->device->stuck) {
+    } else if (!lane->context->finalized && !lane->device->stuck) {
         lane->device->table->free(lane->device->self, memory);
     }
 }
@@ -33714,6 +34204,7 @@ enum {
     DDL__PS_ANSWER_BYTES = 56, /* and a sentence */
     DDL__PS_SENTENCE_BYTES = 300,
     DDL__PS_PATH_BYTES = 4096,
+    DDL__PS_CHUNK_BITS = 20, /* of a sequence: messages of one push of rows */
     DDL__PS_TAG_ASK = 0,
     DDL__PS_TAG_MAX = 1 << 30
 };
@@ -33749,7 +34240,7 @@ typedef struct ddl__ps_ask {
     int32_t tag;
     uint32_t flags;
     int64_t clock; /* at which it was pushed, or reads */
-    uint64_t sequence;
+    uint64_t sequence; /* of a push; below DDL__PS_CHUNK_BITS its message */
     int64_t count;  /* ids; of SAVE: the program's epoch; of CLOCK: value without the waits for slower workers */
     int64_t bytes;  /* of the payload */
     uint64_t value; /* of a push: the bits of the factor of the learning rate; of SAVE: 2 * its order number, + 1 when
@@ -33877,18 +34368,25 @@ static ddl_status ddl__ps_move(ddl_group *g, bool is_send, const void *data, siz
     return ddl__ps_move_to(g, is_send, data, bytes, peer, tag, 0, false, parent, out);
 }
 
-/* Ends the send of what stays with this rank, and which nobody will receive. */
-static void ddl__ps_move_refuse(ddl_group *g, int32_t tag) {
-    ddl__unexpected *u = ddl__unexpected_find(g, g->rank, tag);
-    if (u != NULL && u->is_offer) {
-        ddl__offer offer;
-        memcpy(&offer, u->data, sizeof offer);
-        ddl__unexpected_remove(g, u);
-        ddl_request *r = ddl__request_of(g->context, offer.cookie);
-        if (r != NULL) {
-            ddl__request_done(r, DDL_OK);
-        }
+/* Drops a message that nobody will receive, and ends the send of what stays with this rank. A worker takes its offers
+ * back by itself. False: it has not come. */
+static bool ddl__ps_move_refuse(ddl_group *g, int32_t source, int32_t tag) {
+    ddl__unexpected *u = ddl__unexpected_find(g, source, tag);
+    if (u == NULL) {
+        return false;
     }
+    ddl__offer offer = {0};
+    if (u->is_offer) {
+        memcpy(&offer, u->data, sizeof offer);
+    } else if (source != g->rank) {
+        ddl__p2p_took(g->context, g, source, u->bytes);
+    }
+    ddl__unexpected_remove(g, u);
+    ddl_request *r = source == g->rank && offer.cookie != 0 ? ddl__request_of(g->context, offer.cookie) : NULL;
+    if (r != NULL) {
+        ddl__request_done(r, DDL_OK);
+    }
+    return true;
 }
 
 /* A parent begins with one part more, so that it cannot end while its messages are still being started. */
@@ -34377,6 +34875,7 @@ typedef struct ddl__ps_server {
     int32_t *jobs;                 /* by worker */
     bool *busy;                    /* scratch, by worker */
     bool *deaf;                    /* by worker: no receive is posted for its next ask */
+    int32_t *unwanted; /* by worker: tag of a payload that had not come when its ask was refused, 0: there is none */
     ddl__ps_job *spare, *all;
     ddl__ps_job **listeners; /* by worker: the job of the receive that is posted for its next ask */
     ddl__ps_generation saved, saved_last;
@@ -34731,6 +35230,26 @@ static void ddl__ps_refuse_lost(ddl__ps_server *s, ddl__ps_job *job) {
 
 /* >>payloads */
 
+/* Nobody will receive the payload of this ask. One that is still on its way comes before its worker's next ask. */
+static void ddl__ps_drop_payload(ddl__ps_server *s, const ddl__ps_job *job) {
+    if (job->ask.bytes > 0) {
+        ddl__lock(s->c);
+        bool came = s->c->finalized || ddl__ps_move_refuse(s->group, job->source, job->ask.tag);
+        s->unwanted[job->source] = came ? s->unwanted[job->source] : job->ask.tag;
+        ddl__unlock(s->c);
+    }
+}
+
+/* The worker asks again: what it sent before has come. */
+static void ddl__ps_drop_unwanted(ddl__ps_server *s, int32_t worker) {
+    if (s->unwanted[worker] != 0) {
+        ddl__lock(s->c);
+        (void)ddl__ps_move_refuse(s->group, worker, s->unwanted[worker]);
+        ddl__unlock(s->c);
+        s->unwanted[worker] = 0;
+    }
+}
+
 /* Takes the memory of a payload, and of the rows that a pull will be answered with: whoever has one half and waits for
  * the other could wait for ever. Nothing is taken when not all is. */
 static bool ddl__ps_take_room(ddl__ps_server *s, ddl__ps_job *job, uint64_t kept) {
@@ -34938,6 +35457,9 @@ typedef enum ddl__ps_step {
 /* Takes it out of the queue; its answer has been sent, or is not wanted. */
 static ddl__ps_step ddl__ps_leave_queue(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
     ddl__ps_dequeue(p, job);
+    if (job->phase == DDL__PS_ASKED) {
+        ddl__ps_drop_payload(s, job);
+    }
     ddl__ps_buffer_put(s, job->in, ddl__ps_in_bytes(job));
     job->in = NULL;
     if (!job->sending) {
@@ -34963,6 +35485,16 @@ static ddl__ps_step ddl__ps_accept(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_
     bool turns = ddl__ps_in_turns(s), pull = job->ask.op == DDL__PS_PUSH_PULL;
     if (turns && s->lost >= 0) {
         ddl__ps_refuse_lost(s, job);
+        return ddl__ps_leave_queue(s, p, job);
+    }
+    uint64_t push = job->ask.sequence >> DDL__PS_CHUNK_BITS, last = p->sequence[job->source] >> DDL__PS_CHUNK_BITS;
+    if (push < last) {
+        ddl__ps_refuse(s, job, DDL_ERR_STATE,
+                       "push %llu of worker %d comes after its push %llu to the same place, which was accepted; server "
+                       "%d cannot tell whether push %llu was applied before, and leaves it out: make a push again "
+                       "before a newer one",
+                       (unsigned long long)push, job->source, (unsigned long long)last, s->number,
+                       (unsigned long long)push);
         return ddl__ps_leave_queue(s, p, job);
     }
     if (job->ask.sequence <= p->sequence[job->source]) {
@@ -35134,15 +35666,7 @@ static ddl__ps_step ddl__ps_look_asked(ddl__ps_server *s, ddl__ps_place *p, ddl_
         return DDL__PS_WAIT;
     }
     ddl__ps_receive(s, p, job, next || job->ask.op == DDL__PS_INIT, &refused);
-    if (!refused) {
-        return DDL__PS_WAIT;
-    }
-    if (ddl__ps_is_near(s, job)) {
-        ddl__lock(s->c);
-        ddl__ps_move_refuse(s->group, job->ask.tag);
-        ddl__unlock(s->c);
-    }
-    return ddl__ps_leave_queue(s, p, job);
+    return refused ? ddl__ps_leave_queue(s, p, job) : DDL__PS_WAIT;
 }
 
 static ddl__ps_step ddl__ps_look(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
@@ -36205,8 +36729,12 @@ static void ddl__ps_heard(ddl__ps_server *s, ddl__ps_job *job) {
         return;
     }
     bool good = r->info.count == DDL__PS_ASK_BYTES && ddl__ps_ask_read(job->ask_bytes, &job->ask);
+    ddl__ps_drop_unwanted(s, job->source);
     ddl__ps_listen(s, job->source);
     if (!good || !ddl__ps_ask_fits(s, &job->ask)) {
+        if (good) {
+            ddl__ps_drop_payload(s, job);
+        }
         job->ask = (ddl__ps_ask){.op = DDL__PS_GATE, .tag = good ? job->ask.tag : DDL__PS_TAG_MAX};
         ddl__ps_refuse(s, job, DDL_ERR_MISMATCH,
                        "server %d does not understand what worker %d asks for; all ranks must "
@@ -36246,13 +36774,19 @@ static void ddl__ps_advance(ddl__ps_server *s, ddl__ps_job *job) {
         }
         return;
     }
-    bool good = job->messages[0] != NULL && job->messages[0]->status == DDL_OK &&
-                (size_t)job->messages[0]->info.count == ddl__ps_in_bytes(job);
+    bool came = job->messages[0] != NULL && job->messages[0]->status == DDL_OK;
+    bool good = came && (size_t)job->messages[0]->info.count == ddl__ps_in_bytes(job);
     job->phase = DDL__PS_RECEIVED;
     s->coming -= ddl__ps_in_bytes(job);
     if (job->messages[0] == NULL) {
+        ddl__ps_drop_payload(s, job);
         ddl__ps_refuse(s, job, DDL_ERR_NOMEM, "server %d has no memory to receive what worker %d sends", s->number,
                        job->source);
+    } else if (came && !good) {
+        ddl__ps_refuse(s, job, DDL_ERR_NOMEM,
+                       "worker %d has no memory to send the %lld bytes that it has announced; nothing was done, the "
+                       "call may be made again",
+                       job->source, (long long)job->ask.bytes);
     }
     if (!good) { /* the worker died, or gave up and may come again with the same sequence */
         ddl__ps_leave_queue(s, p, job);
@@ -36394,7 +36928,7 @@ static uint64_t ddl__ps_fixed_bytes(const ddl__ps_server *s, uint64_t *out_large
             need += bytes * (2 + slots) + sizeof(ddl__ps_value) + sizeof(ddl__ps_place) + by_worker;
         }
     }
-    uint64_t by_worker = sizeof(ddl__ps_job) + 2 * sizeof(bool) + sizeof(bool) + 5 * sizeof(uint64_t) + sizeof(int32_t);
+    uint64_t by_worker = sizeof(ddl__ps_job) + 3 * sizeof(bool) + 5 * sizeof(uint64_t) + 2 * sizeof(int32_t);
     return need + (uint64_t)s->piece_count * sizeof(void *) + (uint64_t)s->workers * (by_worker + sizeof(void *)) +
            3 * *out_largest;
 }
@@ -36429,10 +36963,11 @@ static bool ddl__ps_server_arrays(ddl__ps_server *s) {
     s->jobs = ddl__ps_alloc(&s->memory, n, sizeof *s->jobs);
     s->busy = ddl__ps_alloc(&s->memory, n, sizeof *s->busy);
     s->deaf = ddl__ps_alloc(&s->memory, n, sizeof *s->deaf);
+    s->unwanted = ddl__ps_alloc(&s->memory, n, sizeof *s->unwanted);
     s->listeners = ddl__ps_alloc(&s->memory, n, sizeof(ddl__ps_job *));
     return s->places != NULL && s->present != NULL && s->clock != NULL && s->begun != NULL && s->ended_ns != NULL &&
            s->takes_ns != NULL && s->own_ns != NULL && s->jobs != NULL && s->busy != NULL && s->deaf != NULL &&
-           s->listeners != NULL;
+           s->unwanted != NULL && s->listeners != NULL;
 }
 
 /* Fills a server whose first members are set. */
@@ -36517,6 +37052,7 @@ static void ddl__ps_server_end(ddl__ps_server *s) {
     ddl__ps_free(&s->memory, s->jobs, n, sizeof *s->jobs);
     ddl__ps_free(&s->memory, s->busy, n, sizeof *s->busy);
     ddl__ps_free(&s->memory, s->deaf, n, sizeof *s->deaf);
+    ddl__ps_free(&s->memory, s->unwanted, n, sizeof *s->unwanted);
     ddl__ps_free(&s->memory, s->listeners, n, sizeof *s->listeners);
 }
 
@@ -36526,7 +37062,6 @@ static void ddl__ps_server_end(ddl__ps_server *s) {
 
 enum {
     DDL__PS_MAGIC = 0x70736572,
-    DDL__PS_CHUNK_BITS = 20, /* of a sequence on the wire: messages of one push of rows */
     DDL__PS_PIECE_BYTES = 1 << 20,
     DDL__PS_STALENESS = 3,
     DDL__PS_TRIES = 8, /* of what finds no memory, and can be tried again with no harm */
@@ -36806,6 +37341,25 @@ static ddl_status ddl__ps_call_new(ddl_ps *ps, const char *what, const char *of,
     return DDL_OK;
 }
 
+/* The server waits for a payload that there is no memory to send: an empty one in its place makes it say so, which ends
+ * the call. Without memory for that either, servers and workers are told that this one cannot go on. */
+static ddl_status ddl__ps_call_withdraw(ddl_request *r, ddl__ps_part *part, const ddl__ps_ask *ask) {
+    const ddl__ps_call *call = r->kept;
+    ddl_ps *ps = call->ps;
+    int32_t rank = ddl__ps_server_rank(ps, part->server);
+    ddl_status status = DDL_ERR_NOMEM;
+    for (int32_t n = 0; n < DDL__PS_TRIES && status == DDL_ERR_NOMEM; n++) {
+        status = ddl__ps_move(ps->group, true, part->ask, 0, rank, ask->tag, r, &part->messages[1]);
+    }
+    if (status == DDL_ERR_NOMEM && ps->group->broken == DDL_OK) {
+        ddl__break_everywhere(ps->c, ps->group, status,
+                              "%s: worker %d has no memory to send what it has announced to server %d, nor to take "
+                              "that back",
+                              call->what, ps->worker, part->server);
+    }
+    return status;
+}
+
 /* Adds a message to a server. out: the payload of the ask; in: of the answer. */
 static ddl_status ddl__ps_call_add(ddl_request *r, int32_t server, ddl__ps_ask *ask, const void *out, void *in,
                                    size_t in_bytes) {
@@ -36833,7 +37387,7 @@ static ddl_status ddl__ps_call_add(ddl_request *r, int32_t server, ddl__ps_ask *
         status = ddl__ps_move_to(ps->group, true, out, (size_t)ask->bytes, rank, ask->tag, 0,
                                  ask->op == DDL__PS_PUSH_PULL, r, &part->messages[1]);
     }
-    return status;
+    return status == DDL_ERR_NOMEM ? ddl__ps_call_withdraw(r, part, ask) : status;
 }
 
 /* All parts have been added, or one could not be. */
@@ -38485,9 +39039,9 @@ typedef struct ddl__weight {
     float *before;                 /* the residual before this step's codes, for a step that is refused */
     bool skipped;                  /* servers made no step: a gradient was not finite */
     int32_t unit_first, unit_last; /* that carry parts of it */
-    ddl__compressor *squeezer;     /* compressed: see squeeze.h; else NULL */
-    void *squeezed;                /* its memory, and behind it what it kept before this step's codes */
-    ddl_request *squeezing;        /* its collective */
+    ddl__compressor *compressor;   /* compressed: see compression.h; else NULL */
+    void *compressor_memory;       /* its memory, and behind it what it kept before this step's codes */
+    ddl_request *compressing;      /* its collective */
     double ready_s;                /* since the first gradient of a step was ready: a moving average */
     double agreed_s;               /* the ranks' average of it, when they last agreed: what plans are made from */
 } ddl__weight;
@@ -38543,7 +39097,7 @@ struct ddl_trainer {
     uint32_t magic;
     ddl_context *context;
     ddl_group *parent, *group; /* the caller's, and its own duplicate */
-    ddl_group *squeeze_group;  /* of compressed tensors; NULL: there are none */
+    ddl_group *compress_group; /* of compressed tensors; NULL: there are none */
     ddl__lane lane;  /* where tensors are: one device, or ordinary memory */
     void *stream;    /* the program's, for the lane; NULL: none */
     uint64_t *odds, *odds_told; /* by tensor: its gradient is not finite; on the lane, and as the host was told */
@@ -38585,7 +39139,7 @@ struct ddl_trainer {
     bool over_bad;  /* ... and one of its averages was not finite */
     bool joined_out;
     int32_t adaptive;     /* tensors whose code is chosen */
-    int32_t squeeze_next; /* tensor whose code is started next: backwards from the last, -1: all are */
+    int32_t compress_next; /* tensor whose code is started next: backwards from the last, -1: all are */
     double flag[2];       /* of `uneven`: ranks that contribute */
     uint64_t first_ready_ns, last_end_ns, inside_ns, exposed_ns, entered_ns;
     int64_t since_sync, steps_tried;
@@ -38612,9 +39166,9 @@ static bool ddl__trainer_hands_over(const ddl_trainer *t) { return t->served.ps 
  * that travel too (local SGD; shards of another type), servers, which have f32. */
 static ddl_dtype ddl__weight_wire_type(const ddl_trainer *t, const ddl__weight *w) {
     const ddl_trainer_config *o = &t->config;
-    bool squeezed = w->options.compression.kind != DDL_COMPRESS_NONE;
-    bool exact = squeezed || o->architecture == DDL_ARCHITECTURE_PS || o->accumulate > 1 || o->sync == DDL_SYNC_LOCAL ||
-                 (o->shard && w->param.dtype != w->grad.dtype);
+    bool compressed = w->options.compression.kind != DDL_COMPRESS_NONE;
+    bool exact = compressed || o->architecture == DDL_ARCHITECTURE_PS || o->accumulate > 1 ||
+                 o->sync == DDL_SYNC_LOCAL || (o->shard && w->param.dtype != w->grad.dtype);
     return exact && w->grad.dtype != DDL_F64 ? DDL_F32 : w->grad.dtype;
 }
 
@@ -38642,6 +39196,20 @@ static ddl_status ddl__trainer_ok(const ddl_trainer *t, const char *what, bool s
     if (status < 0) {
         ddl__unlock(mine->context);
     }
+    return status;
+}
+
+/* A call that packs, steps or waits: its memory stays until ddl__trainer_let_go, whoever finalizes the context. */
+static ddl_status ddl__trainer_hold(ddl_trainer *t, const char *call) {
+    if (t == NULL || t->magic != DDL__TRAINER_MAGIC) {
+        return DDL_ERR_ARG;
+    }
+    ddl__hold(t->context, call);
+    return DDL_OK;
+}
+
+static ddl_status ddl__trainer_let_go(ddl_trainer *t, ddl_status status) {
+    ddl__let_go(t->context);
     return status;
 }
 
@@ -38682,10 +39250,10 @@ static ddl_status ddl__trainer_check_ranges(ddl_context *c, const ddl_trainer_co
 
 /* Compressed averages are over all ranks, whole, and complete in ddl_step. Architecture auto: compressed tensors go by
  * all-reduce, whatever the others do. */
-#define DDL__NO_SQUEEZE                                                                                                \
+#define DDL__NO_COMPRESSION                                                                                            \
     "compression works with BSP only, and without shard, uneven and overlap_forward: codes are averaged over all "     \
     "ranks, whole, and some take several collectives, which ddl_step ends"
-static bool ddl__may_squeeze(const ddl_trainer_config *o, ddl_compression_kind kind) {
+static bool ddl__may_compress(const ddl_trainer_config *o, ddl_compression_kind kind) {
     if (o->architecture == DDL_ARCHITECTURE_PS) {
         return kind == DDL_COMPRESS_NONE || (ddl__ps_takes(kind) && !o->uneven);
     }
@@ -38700,11 +39268,11 @@ static bool ddl__served_sums(const ddl_trainer_config *o) {
             (o->step != NULL || o->clip_norm > 0 || o->uneven));
 }
 
-static const char *ddl__no_squeeze(const ddl_trainer_config *o) {
+static const char *ddl__no_compression(const ddl_trainer_config *o) {
     return o->architecture == DDL_ARCHITECTURE_PS ? "servers take gradients as f16, bf16, int8, QSGD, sign and top-k, "
                                                     "and without uneven; other kinds need "
                                                     "all-reduce"
-                                                  : DDL__NO_SQUEEZE;
+                                                  : DDL__NO_COMPRESSION;
 }
 
 /* What does not go together with servers. */
@@ -38762,7 +39330,7 @@ static ddl_status ddl__trainer_check_pairs(ddl_context *c, const ddl_trainer_con
         {o->outer_rate == 0 && o->outer_momentum != 0, "outer_momentum needs an outer_rate"},
         {o->step != NULL && (o->optimizer.kind != DDL_SGD || o->optimizer.learning_rate != 0),
          "step and optimizer: a step of the program's own is instead of one; set one of them"},
-        {!ddl__may_squeeze(o, o->compression.kind), ddl__no_squeeze(o)},
+        {!ddl__may_compress(o, o->compression.kind), ddl__no_compression(o)},
         {ddl__trainer_check_servers(o) != NULL, ddl__trainer_check_servers(o)},
     };
     for (size_t i = 0; i < DDL__COUNT_OF(pairs); i++) {
@@ -38910,15 +39478,15 @@ static ddl_status ddl__weight_check_code(ddl_trainer *t, const char *name, const
     if (code->kind == DDL_COMPRESS_NONE) {
         return DDL_OK;
     }
-    if (!ddl__may_squeeze(&t->config, code->kind) || grad->dtype == DDL_F64) {
+    if (!ddl__may_compress(&t->config, code->kind) || grad->dtype == DDL_F64) {
         return ddl__error(c, DDL_ERR_UNSUPPORTED, "ddl_trainer_add: \"%s\": %s", name,
-                          grad->dtype == DDL_F64 ? "f64 cannot be compressed" : ddl__no_squeeze(&t->config));
+                          grad->dtype == DDL_F64 ? "f64 cannot be compressed" : ddl__no_compression(&t->config));
     }
     ddl_status status = ddl__compress_init(&c->error, code, &filled);
     return status < 0 ? ddl__said(c, status) : DDL_OK;
 }
 
-static bool ddl__weight_is_squeezed(const ddl__weight *w) {
+static bool ddl__weight_is_compressed(const ddl__weight *w) {
     return w->options.compression.kind != DDL_COMPRESS_NONE && w->coded == NULL;
 }
 
@@ -39182,9 +39750,10 @@ static bool ddl__served_alone(const ddl_trainer_config *o) {
 
 /* Elements of a tensor that the servers have: f32, and f64 where all go there. */
 static int64_t ddl__served_count(const ddl_trainer *t, const ddl__weight *w) {
-    bool squeezed = t->config.architecture == DDL_ARCHITECTURE_AUTO && w->options.compression.kind != DDL_COMPRESS_NONE;
+    bool compressed =
+        t->config.architecture == DDL_ARCHITECTURE_AUTO && w->options.compression.kind != DDL_COMPRESS_NONE;
     bool all = t->config.architecture == DDL_ARCHITECTURE_PS;
-    return (all || ddl__weight_wire_type(t, w) == DDL_F32) && !squeezed ? w->count : 0;
+    return (all || ddl__weight_wire_type(t, w) == DDL_F32) && !compressed ? w->count : 0;
 }
 
 /* Which line an operation is on. */
@@ -39398,7 +39967,7 @@ DDL_API ddl_status ddl_trainer_serve(ddl_trainer *trainer) {
  * before; the lock is held. */
 static void ddl__trainer_tell(ddl_trainer *t, ddl_status status) {
     ddl_group *servers = t->served.ps != NULL && !t->served.alone ? t->served.ps->group : NULL;
-    ddl_group *groups[3] = {t->group, t->squeeze_group, servers};
+    ddl_group *groups[3] = {t->group, t->compress_group, servers};
     char text[DDL__SENTENCE_BYTES];
     if (status != DDL_ERR_NOMEM || t->context->finalized) {
         return;
@@ -39785,7 +40354,7 @@ static void ddl__weight_publish(ddl_trainer *t, const ddl__weight *w) {
 
 /* Servers that only average: what they have made goes where an all-reduce would have left it. */
 static void ddl__weight_arrive(ddl_trainer *t, const ddl__weight *w) {
-    if (t->served.sums && w->count > 0 && !ddl__weight_is_squeezed(w) && t->units[w->unit_first].served) {
+    if (t->served.sums && w->count > 0 && !ddl__weight_is_compressed(w) && t->units[w->unit_first].served) {
         ddl__lane_copy(&t->lane, ddl__weight_wire(t, w), ddl__served_pulled(t, w->wire, w->at),
                        ddl__weight_wire_bytes(w));
     }
@@ -39909,7 +40478,7 @@ static ddl_status ddl__arenas_make(ddl_trainer *t) {
     int32_t device = ddl__lane_is_host(&t->lane) ? DDL_HOST : t->lane.device->number;
     for (int32_t i = 2 * t->count - 1; i >= 0; i--) { /* compressed ones last, so that the others are one range */
         ddl__weight *w = &t->weights[i % t->count];
-        if (ddl__weight_is_squeezed(w) == (i < t->count)) {
+        if (ddl__weight_is_compressed(w) == (i < t->count)) {
             w->wire = ddl__weight_wire_type(t, w);
             w->at = counts[w->wire];
             counts[w->wire] += w->count;
@@ -39930,33 +40499,34 @@ static ddl_status ddl__arenas_make(ddl_trainer *t) {
     return status;
 }
 
-/* >>train/squeeze */
+/* >>train/compression */
 /* train, part of a step: tensors that travel compressed. They go over a group of their own, because some take several
  * collectives, each after the one before has ended: codes are started in backward's order as gradients become ready,
  * and what follows is done tensor by tensor in the step, so that the order is the same on all ranks. */
 
-static char *ddl__squeezer_memory(const ddl__weight *w) {
-    return (char *)(((uintptr_t)w->squeezed + 63) & ~(uintptr_t)63);
+static char *ddl__compression_memory(const ddl__weight *w) {
+    return (char *)(((uintptr_t)w->compressor_memory + 63) & ~(uintptr_t)63);
 }
 
 /* Forgets what error feedback and PowerSGD have kept. */
-static void ddl__squeezer_reset(ddl__weight *w) {
-    ddl__lane_zero(w->squeezer->lane, w->squeezed, w->squeezer->bytes + 64);
-    ddl__compressor_place(w->squeezer, ddl__squeezer_memory(w));
+static void ddl__compression_reset(ddl__weight *w) {
+    ddl__lane_zero(w->compressor->lane, w->compressor_memory, w->compressor->bytes + 64);
+    ddl__compressor_place(w->compressor, ddl__compression_memory(w));
 }
 
 /* Bytes of what a code changes and a refused step gives back: residual and q, which lie first. */
-static size_t ddl__squeezer_kept(const ddl__compressor *c) {
+static size_t ddl__compression_kept(const ddl__compressor *c) {
     return ddl__round_64((size_t)c->residual_count * sizeof(float)) + (size_t)c->q_count * sizeof(float);
 }
 
 /* A step is refused: what compression keeps is again that of before it. The lock is not held. */
-static void ddl__squeeze_undo(ddl_trainer *t) {
+static void ddl__compression_undo(ddl_trainer *t) {
     for (int32_t i = 0; i < t->count; i++) {
         ddl__weight *w = &t->weights[i];
-        if (w->squeezer != NULL) {
-            char *memory = ddl__squeezer_memory(w);
-            ddl__lane_copy(w->squeezer->lane, memory, memory + w->squeezer->bytes, ddl__squeezer_kept(w->squeezer));
+        if (w->compressor != NULL) {
+            char *memory = ddl__compression_memory(w);
+            const ddl__compressor *c = w->compressor;
+            ddl__lane_copy(c->lane, memory, memory + c->bytes, ddl__compression_kept(c));
         }
         if (w->residual != NULL) {
             memcpy(w->residual, w->before, (size_t)w->count * sizeof(float));
@@ -39966,38 +40536,38 @@ static void ddl__squeeze_undo(ddl_trainer *t) {
 }
 
 /* Matrices are taken as (first dimension) x (the rest), for PowerSGD. */
-static ddl_status ddl__squeezer_make(ddl_trainer *t, ddl__weight *w) {
+static ddl_status ddl__compression_make(ddl_trainer *t, ddl__weight *w) {
     ddl_context *c = t->context;
     int64_t rows = w->param.ndim > 1 ? w->param.shape[0] : w->count, cols = rows > 0 ? w->count / rows : 1;
-    w->squeezer = ddl__alloc(&c->base, sizeof *w->squeezer);
-    if (w->squeezer == NULL) {
+    w->compressor = ddl__alloc(&c->base, sizeof *w->compressor);
+    if (w->compressor == NULL) {
         return ddl__error(c, DDL_ERR_NOMEM, "no memory to compress \"%s\"", w->name);
     }
-    ddl_status status = ddl__compressor_init(&c->error, w->squeezer, &w->options.compression, (int32_t)(w - t->weights),
-                                             rows, cols, t->size);
+    ddl_status status = ddl__compressor_init(&c->error, w->compressor, &w->options.compression,
+                                             (int32_t)(w - t->weights), rows, cols, t->size);
     if (status < 0) {
         return ddl__said(c, status);
     }
-    w->squeezer->lane = &t->lane;
-    size_t bytes = w->squeezer->bytes + 64 + ddl__squeezer_kept(w->squeezer);
-    w->squeezed = ddl__lane_alloc(&t->lane, bytes, 1);
-    if (w->squeezed == NULL) {
+    w->compressor->lane = &t->lane;
+    size_t bytes = w->compressor->bytes + 64 + ddl__compression_kept(w->compressor);
+    w->compressor_memory = ddl__lane_alloc(&t->lane, bytes, 1);
+    if (w->compressor_memory == NULL) {
         return ddl__error(c, DDL_ERR_NOMEM, "no memory to compress \"%s\"", w->name);
     }
-    ddl__squeezer_reset(w);
+    ddl__compression_reset(w);
     return DDL_OK;
 }
 
-static void ddl__squeezer_free(ddl_trainer *t, ddl__weight *w) {
-    if (w->squeezed != NULL) {
-        ddl__lane_free(&t->lane, w->squeezed);
+static void ddl__compression_free(ddl_trainer *t, ddl__weight *w) {
+    if (w->compressor_memory != NULL) {
+        ddl__lane_free(&t->lane, w->compressor_memory);
     }
-    ddl__free(&t->context->base, w->squeezer);
-    w->squeezer = NULL;
-    w->squeezed = NULL;
+    ddl__free(&t->context->base, w->compressor);
+    w->compressor = NULL;
+    w->compressor_memory = NULL;
 }
 
-static ddl_status ddl__squeeze_failed(ddl_trainer *t, const ddl__weight *w, ddl_status status) {
+static ddl_status ddl__compression_failed(ddl_trainer *t, const ddl__weight *w, ddl_status status) {
     ddl__lock(t->context);
     if (t->context->error.status != status) {
         ddl__error(t->context, status, "averaging \"%s\" compressed failed", w->name);
@@ -40008,56 +40578,58 @@ static ddl_status ddl__squeeze_failed(ddl_trainer *t, const ddl__weight *w, ddl_
 }
 
 /* What this rank sends of a tensor, as if to one other. PowerSGD: p, then q. */
-static int64_t ddl__squeezer_bytes(const ddl__compressor *c) {
+static int64_t ddl__compression_bytes(const ddl__compressor *c) {
     int64_t power = c->q_count > 0 ? (c->rows + c->cols) * c->config.rank * (int64_t)sizeof(float) : 0;
     return c->dense ? c->count * (int64_t)sizeof(float) : power + (int64_t)c->code_bytes;
 }
 
 /* For the timeline: from start_ns to end_ns a tensor was compressed, or taken out of what has come. */
-static void ddl__squeeze_trace(ddl_trainer *t, const ddl__weight *w, bool decodes, uint64_t start_ns, uint64_t end_ns) {
-    const ddl__compressor *c = w->squeezer;
+static void ddl__compression_trace(ddl_trainer *t, const ddl__weight *w, bool decodes, uint64_t start_ns,
+                                   uint64_t end_ns) {
+    const ddl__compressor *c = w->compressor;
     ddl__lock(t->context);
     if (t->context->trace != NULL && !c->dense) {
         ddl__trace_code(t->context->trace, decodes, (uint32_t)(w - t->weights), ddl__compress_name(c->config.kind),
-                        start_ns, end_ns, c->count * (int64_t)sizeof(float), ddl__squeezer_bytes(c));
+                        start_ns, end_ns, c->count * (int64_t)sizeof(float), ddl__compression_bytes(c));
     }
     ddl__unlock(t->context);
 }
 
-static ddl_status ddl__squeeze_code(ddl_trainer *t, ddl__weight *w) {
+static ddl_status ddl__compression_code(ddl_trainer *t, ddl__weight *w) {
     uint64_t start = ddl__now_ns();
-    char *memory = ddl__squeezer_memory(w);
+    char *memory = ddl__compression_memory(w);
     if (!t->config.unchecked) {
-        ddl__lane_copy(w->squeezer->lane, memory + w->squeezer->bytes, memory, ddl__squeezer_kept(w->squeezer));
+        const ddl__compressor *c = w->compressor;
+        ddl__lane_copy(c->lane, memory + c->bytes, memory, ddl__compression_kept(c));
     }
     ddl_status status =
-        ddl__compressed_code(w->squeezer, t->squeeze_group, t->coded + 1, (float *)(void *)ddl__weight_wire(t, w));
+        ddl__compressed_code(w->compressor, t->compress_group, t->coded + 1, (float *)(void *)ddl__weight_wire(t, w));
     if (status >= 0) {
-        ddl__squeeze_trace(t, w, false, start, w->squeezer->coded_ns);
+        ddl__compression_trace(t, w, false, start, w->compressor->coded_ns);
     }
     return status;
 }
 
 /* A device codes a gradient behind its copy, whenever it comes there. */
-static void ddl__squeeze_early(ddl_trainer *t, ddl__weight *w) {
-    ddl_status status = ddl__lane_is_host(&t->lane) ? DDL_OK : ddl__squeeze_code(t, w);
+static void ddl__compression_early(ddl_trainer *t, ddl__weight *w) {
+    ddl_status status = ddl__lane_is_host(&t->lane) ? DDL_OK : ddl__compression_code(t, w);
     if (status < 0) {
-        ddl__squeeze_failed(t, w, status);
+        ddl__compression_failed(t, w, status);
     }
 }
 
-static bool ddl__squeeze_arrived(ddl_context *c, void *arg) {
+static bool ddl__compression_arrived(ddl_context *c, void *arg) {
     const ddl_trainer *t = ((ddl__unit_wait *)arg)->t;
-    return t->weights[t->squeeze_next].taken || t->status < 0 || c->aborted || c->finalized;
+    return t->weights[t->compress_next].taken || t->status < 0 || c->aborted || c->finalized;
 }
 
 /* Whether the gradient of the tensor whose turn it is lies in the arena; waits: for those that were made ready. */
-static bool ddl__squeeze_is_next(ddl_trainer *t, bool waits) {
+static bool ddl__compression_is_next(ddl_trainer *t, bool waits) {
     ddl__unit_wait at = {t, 0, 0};
-    const ddl__weight *w = &t->weights[t->squeeze_next];
+    const ddl__weight *w = &t->weights[t->compress_next];
     ddl__lock(t->context);
     if (waits && w->ready) {
-        ddl__arrivals_pass(t, ddl__squeeze_arrived, &at);
+        ddl__arrivals_pass(t, ddl__compression_arrived, &at);
     }
     bool taken = w->taken && t->status >= 0;
     ddl__unlock(t->context);
@@ -40066,22 +40638,22 @@ static bool ddl__squeeze_is_next(ddl_trainer *t, bool waits) {
 
 /* Starts the codes of those tensors whose turn has come: all before them in backward's order have started. The lock is
  * not held. */
-static ddl_status ddl__squeeze_start(ddl_trainer *t, bool waits) {
-    while (t->squeeze_next >= 0) {
-        ddl__weight *w = &t->weights[t->squeeze_next];
-        if (w->squeezer != NULL && !ddl__squeeze_is_next(t, waits)) {
+static ddl_status ddl__compression_start(ddl_trainer *t, bool waits) {
+    while (t->compress_next >= 0) {
+        ddl__weight *w = &t->weights[t->compress_next];
+        if (w->compressor != NULL && !ddl__compression_is_next(t, waits)) {
             return DDL_OK;
         }
-        t->squeeze_next--;
-        if (w->squeezer != NULL) {
-            ddl_status status = ddl__lane_is_host(&t->lane) ? ddl__squeeze_code(t, w) : DDL_OK;
-            status = status < 0 ? status : ddl__compressed_send(w->squeezer, &w->squeezing);
+        t->compress_next--;
+        if (w->compressor != NULL) {
+            ddl_status status = ddl__lane_is_host(&t->lane) ? ddl__compression_code(t, w) : DDL_OK;
+            status = status < 0 ? status : ddl__compressed_send(w->compressor, &w->compressing);
             if (status < 0) {
-                return ddl__squeeze_failed(t, w, status);
+                return ddl__compression_failed(t, w, status);
             }
             ddl__lock(t->context); /* whoever polls counts the units that it starts */
             t->started_units++;
-            t->started_bytes += ddl__squeezer_bytes(w->squeezer);
+            t->started_bytes += ddl__compression_bytes(w->compressor);
             ddl__unlock(t->context);
         }
     }
@@ -40089,20 +40661,20 @@ static ddl_status ddl__squeeze_start(ddl_trainer *t, bool waits) {
 }
 
 /* Ends all of them, in backward's order: their averages are in the arena. The lock is not held. */
-static ddl_status ddl__squeeze_finish(ddl_trainer *t) {
+static ddl_status ddl__compression_finish(ddl_trainer *t) {
     uint64_t start = ddl__now_ns();
     for (int32_t i = t->count - 1; i >= 0; i--) {
         ddl__weight *w = &t->weights[i];
-        while (w->squeezer != NULL && w->squeezing != NULL) {
-            ddl_status status = ddl_wait(&w->squeezing, NULL);
+        while (w->compressor != NULL && w->compressing != NULL) {
+            ddl_status status = ddl_wait(&w->compressing, NULL);
             uint64_t since = ddl__now_ns();
-            status = status < 0 ? status : ddl__compressed_next(w->squeezer, &w->squeezing);
-            if (status >= 0 && w->squeezing == NULL) {
-                ddl__squeeze_trace(t, w, true, since, ddl__now_ns());
+            status = status < 0 ? status : ddl__compressed_next(w->compressor, &w->compressing);
+            if (status >= 0 && w->compressing == NULL) {
+                ddl__compression_trace(t, w, true, since, ddl__now_ns());
             }
             if (status < 0) {
-                ddl__compressed_drop(w->squeezer);
-                return ddl__squeeze_failed(t, w, status);
+                ddl__compressed_drop(w->compressor);
+                return ddl__compression_failed(t, w, status);
             }
         }
     }
@@ -40495,7 +41067,7 @@ static void ddl__draft_layers(const ddl_trainer *t, ddl__layer *layers) {
     for (int32_t p = 0; p < t->count; p++) {
         const ddl__weight *w = &t->weights[t->count - 1 - p];
         ready = DDL__MAX(ready, w->agreed_s);
-        int64_t bytes = ddl__weight_is_squeezed(w) ? 0 : w->count * (int64_t)ddl_dtype_bytes(w->wire);
+        int64_t bytes = ddl__weight_is_compressed(w) ? 0 : w->count * (int64_t)ddl_dtype_bytes(w->wire);
         layers[p] = (ddl__layer){.bytes = bytes, .ready_s = ready};
         if (w->served) {
             layers[p].way = ddl__served_way(t, true);
@@ -40627,7 +41199,7 @@ static int32_t ddl__draft_room(const ddl_trainer *t) {
 /* The first tensor of a piece that it carries something of: where the piece begins. */
 static const ddl__weight *ddl__piece_home(const ddl_trainer *t, const ddl__piece *p) {
     int32_t k = p->first;
-    while (k < p->last && ddl__weight_is_squeezed(&t->weights[t->count - 1 - k])) {
+    while (k < p->last && ddl__weight_is_compressed(&t->weights[t->count - 1 - k])) {
         k++;
     }
     return &t->weights[t->count - 1 - k];
@@ -40666,7 +41238,7 @@ static void ddl__units_fill(ddl_trainer *t, const ddl__draft *d) {
             ddl__weight *w = &t->weights[t->count - 1 - k];
             w->unit_first = DDL__MIN(w->unit_first, i);
             w->unit_last = i;
-            u->tensors += !ddl__weight_is_squeezed(w);
+            u->tensors += !ddl__weight_is_compressed(w);
         }
         ddl__unit_label(u, first, &t->weights[t->count - 1 - p->last]);
     }
@@ -40898,8 +41470,8 @@ static ddl_status ddl__trainer_arrange(ddl_trainer *t) {
                                           : ddl__error(t->context, DDL_ERR_NOMEM, "no memory for the trainer");
     for (int32_t i = 0; i < t->count && status == DDL_OK; i++) {
         status = ddl__weight_prepare(t, &t->weights[i]);
-        if (status == DDL_OK && ddl__weight_is_squeezed(&t->weights[i])) {
-            status = ddl__squeezer_make(t, &t->weights[i]);
+        if (status == DDL_OK && ddl__weight_is_compressed(&t->weights[i])) {
+            status = ddl__compression_make(t, &t->weights[i]);
         }
     }
     if (status == DDL_OK) {
@@ -40938,10 +41510,10 @@ static ddl_status ddl__trainer_begin(ddl_trainer *t) {
     }
     DDL__TRY(ddl__trainer_compare(t, "ddl_trainer_start", NULL));
     DDL__TRY(ddl__line_measure(t));
-    for (int32_t i = 0; i < t->count && t->squeeze_group == NULL; i++) {
-        if (ddl__weight_is_squeezed(&t->weights[i])) {
+    for (int32_t i = 0; i < t->count && t->compress_group == NULL; i++) {
+        if (ddl__weight_is_compressed(&t->weights[i])) {
             /* of the trainer's own: a rank that could not come here has broken that one, not the parent */
-            DDL__TRY(ddl__trainer_group(t->group, &t->squeeze_group));
+            DDL__TRY(ddl__trainer_group(t->group, &t->compress_group));
         }
     }
     DDL__TRY(ddl__trainer_arrange(t));
@@ -40956,21 +41528,26 @@ static ddl_status ddl__trainer_begin(ddl_trainer *t) {
 
 static void ddl__trainer_undo(ddl_trainer *t);
 
-DDL_API ddl_status ddl_trainer_start(ddl_trainer *trainer) {
-    DDL__TRY(ddl__trainer_ok(trainer, "ddl_trainer_start", false));
-    ddl_context *c = trainer->context;
+static ddl_status ddl__trainer_start(ddl_trainer *t) {
+    DDL__TRY(ddl__trainer_ok(t, "ddl_trainer_start", false));
+    ddl_context *c = t->context;
     ddl_status status =
-        !trainer->started ? DDL_OK : ddl__error(c, DDL_ERR_STATE, "ddl_trainer_start: it has started already");
+        !t->started ? DDL_OK : ddl__error(c, DDL_ERR_STATE, "ddl_trainer_start: it has started already");
     ddl__unlock(c);
     DDL__TRY(status);
-    status = ddl__trainer_begin(trainer);
+    status = ddl__trainer_begin(t);
     if (status < 0) {
         ddl__lock(c);
-        ddl__trainer_tell(trainer, status);
+        ddl__trainer_tell(t, status);
         ddl__unlock(c);
-        ddl__trainer_undo(trainer);
+        ddl__trainer_undo(t);
     }
     return status;
+}
+
+DDL_API ddl_status ddl_trainer_start(ddl_trainer *trainer) {
+    DDL__TRY(ddl__trainer_hold(trainer, "ddl_trainer_start"));
+    return ddl__trainer_let_go(trainer, ddl__trainer_start(trainer));
 }
 
 /* >>end */
@@ -41003,8 +41580,8 @@ static void ddl__request_abandon(ddl_context *c, ddl_request **request) {
 
 static void ddl__weight_undo(ddl_trainer *t, ddl__weight *w) {
     ddl_context *c = t->context;
-    ddl__request_abandon(c, &w->squeezing);
-    ddl__squeezer_free(t, w);
+    ddl__request_abandon(c, &w->compressing);
+    ddl__compression_free(t, w);
     ddl__lane_free(&t->lane, w->master);
     ddl__lane_free(&t->lane, w->state);
     ddl__lane_free(&t->lane, w->anchor);
@@ -41044,7 +41621,7 @@ static void ddl__trainer_undo(ddl_trainer *t) {
     ddl__trainer_unlane(t);
     ddl__unlock(c);
     ddl_group_free(&t->group);
-    ddl_group_free(&t->squeeze_group);
+    ddl_group_free(&t->compress_group);
 }
 
 DDL_API ddl_status ddl_trainer_free(ddl_trainer **trainer) {
@@ -41056,6 +41633,7 @@ DDL_API ddl_status ddl_trainer_free(ddl_trainer **trainer) {
     if (t->magic != DDL__TRAINER_MAGIC || ddl__is_forked(c)) {
         return t->magic == DDL__TRAINER_MAGIC ? DDL_ERR_FORK : DDL_ERR_ARG;
     }
+    ddl__hold(c, "ddl_trainer_free");
     ddl__trainer_undo(t);
     ddl__lock(c);
     for (int32_t i = 0; i < t->count; i++) {
@@ -41065,6 +41643,7 @@ DDL_API ddl_status ddl_trainer_free(ddl_trainer **trainer) {
     t->magic = 0;
     ddl__free(&c->base, t);
     *trainer = NULL;
+    ddl__let_go(c);
     ddl__context_unref(c);
     return DDL_OK;
 }
@@ -41110,14 +41689,14 @@ static void ddl__offer_errors(ddl_trainer *t, const ddl__weight *w) {
  * host waits once. */
 static ddl_status ddl__offers_errors(ddl_trainer *t, double *errors) {
     for (int32_t i = 0; i < t->count; i++) {
-        if (t->weights[i].squeezer != NULL && t->weights[i].squeezer->adaptive) {
+        if (t->weights[i].compressor != NULL && t->weights[i].compressor->adaptive) {
             ddl__offer_errors(t, &t->weights[i]);
         }
     }
     DDL__TRY(ddl__lane_tell(&t->lane, (int64_t)t->count * DDL__OFFERS, "ddl_step"));
     for (int32_t i = 0; i < t->count; i++) {
         const ddl__weight *w = &t->weights[i];
-        bool open = w->squeezer != NULL && w->squeezer->adaptive;
+        bool open = w->compressor != NULL && w->compressor->adaptive;
         double all = (double)w->count / (double)DDL__MIN(w->count, (int64_t)DDL__ADAPT_SAMPLE);
         for (int32_t o = 0; o < DDL__OFFERS; o++) {
             bool loses = open && ddl__compress_offer(o).kind != DDL_COMPRESS_NONE;
@@ -41156,11 +41735,11 @@ static void ddl__adapt_offer(const ddl_trainer *t, ddl__adapt *a) {
     for (int32_t k = 0; k < t->count; k++) {
         const ddl__weight *w = &t->weights[t->count - 1 - k];
         a->ready_s[k] = DDL__MAX(w->agreed_s, k > 0 ? a->ready_s[k - 1] : 0);
-        double fixed_s = (double)(w->squeezer != NULL ? ddl__squeezer_bytes(w->squeezer)
+        double fixed_s = (double)(w->compressor != NULL ? ddl__compression_bytes(w->compressor)
                                                       : w->count * (int64_t)ddl_dtype_bytes(w->wire)) *
                          t->lines[0].seconds_per_byte;
         for (int32_t o = 0; o < DDL__OFFERS; o++) {
-            bool open = w->squeezer != NULL && w->squeezer->adaptive;
+            bool open = w->compressor != NULL && w->compressor->adaptive;
             ddl__bid *bid = &a->offers[k * DDL__OFFERS + o];
             bid->time_s = open ? ddl__offer_time(t, o, w->count) : fixed_s;
             bid->error = open ? a->errors[k * DDL__OFFERS + o] : 0;
@@ -41182,7 +41761,7 @@ static ddl_status ddl__trainer_adapt(ddl_trainer *t) {
         double limit_s = (t->count > 0 ? a.ready_s[t->count - 1] : 0) + t->config.exposed_s;
         ddl__plan_offers(a.ready_s, a.offers, t->count, DDL__OFFERS, limit_s, a.fronts, a.made, a.chosen);
         for (int32_t k = 0; k < t->count; k++) {
-            ddl__compressor *c = t->weights[t->count - 1 - k].squeezer;
+            ddl__compressor *c = t->weights[t->count - 1 - k].compressor;
             if (c != NULL && c->adaptive) {
                 ddl__compressor_choose(c, a.chosen[k]);
             }
@@ -41402,7 +41981,7 @@ static ddl_status ddl__ready_check(ddl_trainer *t, int32_t index) {
 /* The first gradient of a step. contributes: of `uneven`. */
 static void ddl__step_open(ddl_trainer *t, bool contributes) {
     t->step_open = true;
-    t->squeeze_next = t->count - 1;
+    t->compress_next = t->count - 1;
     t->grads_out = ddl__trainer_is_bsp(t);
     t->first_ready_ns = ddl__now_ns();
     for (int32_t i = 0; i < t->count; i++) {
@@ -41471,7 +42050,7 @@ static void ddl__weight_mark(ddl_trainer *t, ddl__weight *w) {
  * sleep, it is woken. Returns whether that was done; if not, this thread has the lock. */
 static bool ddl__weight_hand(ddl_trainer *t, ddl__weight *w) {
     ddl_context *c = t->context;
-    bool may = c->has_thread && c->wake_fd >= 0 && w->arrival == NULL && t->squeeze_group == NULL &&
+    bool may = c->has_thread && c->wake_fd >= 0 && w->arrival == NULL && t->compress_group == NULL &&
                t->served.ps == NULL && t->micro + 1 == t->config.accumulate;
     if (!may) {
         ddl__lock(c);
@@ -41509,8 +42088,8 @@ static bool ddl__ready_one(ddl_trainer *t, int32_t index) {
     ddl__weight *w = &t->weights[index];
     bool last = t->micro + 1 == t->config.accumulate;
     ddl__weight_pack(t, w);
-    if (last && w->squeezer != NULL) {
-        ddl__squeeze_early(t, w);
+    if (last && w->compressor != NULL) {
+        ddl__compression_early(t, w);
     }
     w->ready = true;
     t->ready_count++;
@@ -41551,16 +42130,15 @@ static ddl_status ddl__ready_enter(ddl_trainer *t, int32_t index) {
     return DDL_OK;
 }
 
-DDL_API ddl_status ddl_grad_ready(ddl_trainer *trainer, int32_t index) {
-    ddl_trainer *t = trainer;
+static ddl_status ddl__grad_ready(ddl_trainer *t, int32_t index) {
     DDL__TRY(ddl__ready_enter(t, index));
     ddl_status status = DDL_OK;
     ddl__lane_after(&t->lane);
     bool handed = false;
     for (int32_t i = index == DDL_ALL ? t->count - 1 : index; i >= DDL__MAX(index, 0); i--) {
         handed = ddl__ready_one(t, i);
-        if (t->squeeze_group != NULL && t->micro + 1 == t->config.accumulate) {
-            ddl__squeeze_start(t, false); /* an error stays in t->status */
+        if (t->compress_group != NULL && t->micro + 1 == t->config.accumulate) {
+            ddl__compression_start(t, false); /* an error stays in t->status */
         }
     }
     if (handed) { /* what has failed meanwhile, ddl_step says */
@@ -41575,6 +42153,11 @@ DDL_API ddl_status ddl_grad_ready(ddl_trainer *trainer, int32_t index) {
     ddl__glance(t->group); /* without a progress thread the wire moves here, between two layers */
     ddl__trainer_pump(t->context, t);
     return ddl__trainer_leave(t, t->status < 0 ? ddl__trainer_broken(t, "ddl_grad_ready") : DDL_OK);
+}
+
+DDL_API ddl_status ddl_grad_ready(ddl_trainer *trainer, int32_t index) {
+    DDL__TRY(ddl__trainer_hold(trainer, "ddl_grad_ready"));
+    return ddl__trainer_let_go(trainer, ddl__grad_ready(trainer, index));
 }
 
 /* >>figures */
@@ -41641,7 +42224,7 @@ static ddl_status ddl__step_hidden(ddl_trainer *t, bool *finite) {
     double bad = 0;
     for (int32_t i = 0; i < t->count; i++) {
         const ddl__weight *w = &t->weights[i];
-        bool random = w->squeezer != NULL && w->squeezer->config.kind == DDL_COMPRESS_RANDOM_K;
+        bool random = w->compressor != NULL && w->compressor->config.kind == DDL_COMPRESS_RANDOM_K;
         hides = hides || random;
         bad = random && w->bad ? 1 : bad;
     }
@@ -41820,7 +42403,7 @@ static ddl_status ddl__step_bsp(ddl_trainer *t, const char *what) {
     if (ddl__trainer_hands_over(t)) {
         return ddl__step_served(t, what);
     }
-    if (o->unchecked && o->clip_norm <= 0 && t->squeeze_group == NULL && !o->shard && !o->uneven && o->step == NULL) {
+    if (o->unchecked && o->clip_norm <= 0 && t->compress_group == NULL && !o->shard && !o->uneven && o->step == NULL) {
         DDL__TRY(ddl__step_contributors(t, what));
         DDL__TRY(ddl__step_as_it_comes(t, what));
         ddl_status status = ddl__served_clock(t);
@@ -41837,9 +42420,9 @@ static ddl_status ddl__step_bsp(ddl_trainer *t, const char *what) {
     for (int32_t i = 0; i < t->count; i++) {
         ddl__weight_arrive(t, &t->weights[i]);
     }
-    if (t->squeeze_group != NULL) {
+    if (t->compress_group != NULL) {
         ddl__unlock(t->context);
-        ddl_status status = ddl__squeeze_finish(t);
+        ddl_status status = ddl__compression_finish(t);
         ddl__lock(t->context);
         DDL__TRY(status);
     }
@@ -41851,7 +42434,7 @@ static ddl_status ddl__step_bsp(ddl_trainer *t, const char *what) {
     DDL__TRY(ddl__step_norm(t, &finite));
     if (!finite && !o->unchecked) {
         ddl__unlock(t->context);
-        ddl__squeeze_undo(t);
+        ddl__compression_undo(t);
         ddl__lock(t->context);
         return ddl__step_not_finite(t);
     }
@@ -41918,9 +42501,9 @@ static bool ddl__arrivals_over(ddl_context *c, void *arg) {
 /* Waits until all gradients that were made ready lie in the arena; what is coded on a device goes out as it comes. */
 static ddl_status ddl__arrivals_await(ddl_trainer *t, const char *what) {
     ddl_context *c = t->context;
-    if (t->squeeze_group != NULL) {
+    if (t->compress_group != NULL) {
         ddl__unlock(c);
-        ddl__squeeze_start(t, true); /* an error stays in t->status */
+        ddl__compression_start(t, true); /* an error stays in t->status */
         ddl__lock(c);
     }
     ddl__unit_wait at = {t, 0, 0};
@@ -41968,8 +42551,7 @@ static ddl_status ddl__trainer_hand(ddl_trainer *t, const char *what, ddl_status
     return status;
 }
 
-DDL_API ddl_status ddl_step(ddl_trainer *trainer) {
-    ddl_trainer *t = trainer;
+static ddl_status ddl__trainer_step(ddl_trainer *t) {
     DDL__TRY(ddl__trainer_enter(t, "ddl_step"));
     bool whole;
     ddl_status status = ddl__trainer_hand(t, "ddl_step", ddl__step_take(t, &whole));
@@ -41978,6 +42560,11 @@ DDL_API ddl_status ddl_step(ddl_trainer *trainer) {
     }
     ddl__trainer_leave(t, status);
     return status == DDL_OK && whole ? ddl__trainer_replan(t) : status;
+}
+
+DDL_API ddl_status ddl_step(ddl_trainer *trainer) {
+    DDL__TRY(ddl__trainer_hold(trainer, "ddl_step"));
+    return ddl__trainer_let_go(trainer, ddl__trainer_step(trainer));
 }
 
 /* An average that is not finite: the same on all ranks, which all pass it over, for it is the same bits. */
@@ -42049,8 +42636,7 @@ static ddl_status ddl__params_take(ddl_trainer *t, int32_t first, int32_t last) 
     return outcome;
 }
 
-DDL_API ddl_status ddl_param_wait(ddl_trainer *trainer, int32_t index) {
-    ddl_trainer *t = trainer;
+static ddl_status ddl__param_wait(ddl_trainer *t, int32_t index) {
     DDL__TRY(ddl__trainer_enter(t, "ddl_param_wait"));
     ddl_status status = DDL_OK;
     if (index < DDL_ALL || index >= t->count) {
@@ -42081,6 +42667,11 @@ DDL_API ddl_status ddl_param_wait(ddl_trainer *trainer, int32_t index) {
     }
     ddl_status planned = ddl__trainer_replan(t);
     return status < 0 ? status : planned;
+}
+
+DDL_API ddl_status ddl_param_wait(ddl_trainer *trainer, int32_t index) {
+    DDL__TRY(ddl__trainer_hold(trainer, "ddl_param_wait"));
+    return ddl__trainer_let_go(trainer, ddl__param_wait(trainer, index));
 }
 
 /* >>figures for the program */
@@ -42139,7 +42730,7 @@ static void ddl__trainer_tell_codes(const ddl_trainer *t, ddl__text *text) {
         ddl_compression_kind kind = ddl__compress_offer(o).kind;
         int32_t tensors = 0;
         for (int32_t i = 0; i < t->count; i++) {
-            const ddl__compressor *c = t->weights[i].squeezer;
+            const ddl__compressor *c = t->weights[i].compressor;
             tensors += c != NULL && c->adaptive && (c->dense ? DDL_COMPRESS_NONE : c->config.kind) == kind;
         }
         if (tensors > 0) {
@@ -42169,13 +42760,13 @@ DDL_API size_t ddl_trainer_describe(const ddl_trainer *trainer, char *out_text, 
         ddl__text_add(&text, " (%s)", t->plan_name);
     }
     ddl__text_add(&text, ": %d tensors in %d operation%s", t->count, t->piece_count, t->piece_count == 1 ? "" : "s");
-    int32_t squeezed = 0, served = 0;
+    int32_t compressed = 0, served = 0;
     for (int32_t i = 0; i < t->count; i++) {
-        squeezed += t->weights[i].options.compression.kind != DDL_COMPRESS_NONE;
+        compressed += t->weights[i].options.compression.kind != DDL_COMPRESS_NONE;
         served += t->weights[i].served;
     }
-    if (squeezed > 0) {
-        ddl__text_add(&text, ", %d of them compressed", squeezed);
+    if (compressed > 0) {
+        ddl__text_add(&text, ", %d of them compressed", compressed);
         ddl__trainer_tell_codes(t, &text);
     }
     if (t->config.architecture == DDL_ARCHITECTURE_AUTO) {
@@ -42319,8 +42910,7 @@ static ddl_status ddl__step_local(ddl_trainer *t, const char *what) {
     return outcome;
 }
 
-DDL_API ddl_status ddl_trainer_sync(ddl_trainer *trainer) {
-    ddl_trainer *t = trainer;
+static ddl_status ddl__trainer_sync(ddl_trainer *t) {
     DDL__TRY(ddl__trainer_enter(t, "ddl_trainer_sync"));
     ddl_status status = DDL_OK;
     if (t->step_open || t->over) {
@@ -42329,6 +42919,11 @@ DDL_API ddl_status ddl_trainer_sync(ddl_trainer *trainer) {
         status = ddl__sync_round(t, "ddl_trainer_sync", t->since_sync > 0);
     }
     return ddl__trainer_leave(t, ddl__trainer_hand(t, "ddl_trainer_sync", status));
+}
+
+DDL_API ddl_status ddl_trainer_sync(ddl_trainer *trainer) {
+    DDL__TRY(ddl__trainer_hold(trainer, "ddl_trainer_sync"));
+    return ddl__trainer_let_go(trainer, ddl__trainer_sync(trainer));
 }
 
 /* >>uneven */
@@ -42410,10 +43005,15 @@ static ddl_status ddl__join_out(ddl_trainer *t) {
     return status;
 }
 
+static ddl_status ddl__trainer_join_out(ddl_trainer *t) {
+    DDL__TRY(ddl__trainer_enter(t, "ddl_trainer_join_out"));
+    ddl_status status = ddl__join_out(t);
+    return ddl__trainer_leave(t, ddl__trainer_hand(t, "ddl_trainer_join_out", status));
+}
+
 DDL_API ddl_status ddl_trainer_join_out(ddl_trainer *trainer) {
-    DDL__TRY(ddl__trainer_enter(trainer, "ddl_trainer_join_out"));
-    ddl_status status = ddl__join_out(trainer);
-    return ddl__trainer_leave(trainer, ddl__trainer_hand(trainer, "ddl_trainer_join_out", status));
+    DDL__TRY(ddl__trainer_hold(trainer, "ddl_trainer_join_out"));
+    return ddl__trainer_let_go(trainer, ddl__trainer_join_out(trainer));
 }
 
 /* >>train/switch */
@@ -42438,8 +43038,8 @@ static ddl_status ddl__switch_check(ddl_trainer *t, const ddl_trainer_config *co
     if (t->step_open || t->over || t->joined_out) {
         return ddl__step_under_way(t, what);
     }
-    if (t->squeeze_group != NULL && !ddl__may_squeeze(out, DDL_COMPRESS_F16)) {
-        return ddl__error(t->context, DDL_ERR_UNSUPPORTED, "%s: " DDL__NO_SQUEEZE, what);
+    if (t->compress_group != NULL && !ddl__may_compress(out, DDL_COMPRESS_F16)) {
+        return ddl__error(t->context, DDL_ERR_UNSUPPORTED, "%s: " DDL__NO_COMPRESSION, what);
     }
     if (ddl__kept_hash(out) != ddl__kept_hash(&t->config)) {
         return ddl__error(t->context, DDL_ERR_UNSUPPORTED,
@@ -42500,13 +43100,12 @@ static ddl_status ddl__switch_rebuild(ddl_trainer *t) {
     return status;
 }
 
-DDL_API ddl_status ddl_trainer_switch(ddl_trainer *trainer, const ddl_trainer_config *config) {
-    ddl_trainer *t = trainer;
+static ddl_status ddl__trainer_switch(ddl_trainer *t, const ddl_trainer_config *config) {
     ddl_trainer_config settled;
     DDL__TRY(ddl__trainer_enter(t, "ddl_trainer_switch"));
     DDL__TRY(ddl__trainer_leave(t, ddl__switch_check(t, config, &settled)));
     DDL__TRY(ddl__trainer_match(t, "ddl_trainer_switch", &settled));
-    DDL__TRY(ddl_trainer_sync(t));
+    DDL__TRY(ddl__trainer_sync(t));
     DDL__TRY(ddl__lane_wait(&t->lane, "ddl_trainer_switch"));
     if (t->config.sync == DDL_SYNC_LOCAL) {
         DDL__TRY(ddl__switch_average(t));
@@ -42525,6 +43124,11 @@ DDL_API ddl_status ddl_trainer_switch(ddl_trainer *trainer, const ddl_trainer_co
         return status;
     }
     return ddl__switch_rebuild(t);
+}
+
+DDL_API ddl_status ddl_trainer_switch(ddl_trainer *trainer, const ddl_trainer_config *config) {
+    DDL__TRY(ddl__trainer_hold(trainer, "ddl_trainer_switch"));
+    return ddl__trainer_let_go(trainer, ddl__trainer_switch(trainer, config));
 }
 
 /* >>train/checkpoint */
@@ -42693,7 +43297,7 @@ static void *ddl__save_array(const ddl_trainer *t, const ddl__weight *w, int32_t
 }
 
 static ddl__feedback ddl__save_kept(const ddl_trainer *t, const ddl__weight *w) {
-    const ddl__compressor *s = w->squeezer;
+    const ddl__compressor *s = w->compressor;
     ddl__feedback none = {0, 0};
     return s == NULL ? none : (ddl__feedback){s->residual != NULL ? (uint64_t)t->size : 0, (uint64_t)s->q_count};
 }
@@ -42742,11 +43346,11 @@ static ddl_status ddl__save_compression(ddl_trainer *t, ddl__weight *w, ddl__arc
     size_t bytes = (size_t)w->count * sizeof(float);
     if (a != NULL && kept.q > 0) {
         size_t q_bytes = (size_t)kept.q * sizeof(float);
-        ddl__archive_put(a, ddl__save_bytes(t, w->squeezer->q, q_bytes, temporary, &status), q_bytes);
+        ddl__archive_put(a, ddl__save_bytes(t, w->compressor->q, q_bytes, temporary, &status), q_bytes);
     }
     for (int32_t r = 0; r < (int32_t)kept.residuals; r++) {
-        const float *residual = w->squeezer->residual;
-        const ddl__lane *lane = w->squeezer->lane;
+        const float *residual = w->compressor->residual;
+        const ddl__lane *lane = w->compressor->lane;
         if (r > 0 && t->rank == r) {
             DDL__TRY(ddl_send(t->group, ddl__lane_tensor(lane, residual, DDL_F32, w->count), 0, 0));
         }
@@ -42994,18 +43598,23 @@ static ddl_status ddl__served_load(ddl_trainer *t, const char *folder, int64_t *
     return status;
 }
 
-DDL_API ddl_status ddl_trainer_save(ddl_trainer *trainer, const char *folder) {
+static ddl_status ddl__trainer_save(ddl_trainer *t, const char *folder) {
     const char *what = "ddl_trainer_save";
     float *room;
-    DDL__TRY(ddl__save_enter(trainer, what, folder, true));
-    if (ddl__trainer_hands_over(trainer)) {
-        trainer->served.ps->epoch = trainer->stats.epoch;
-        return ddl_ps_save(trainer->served.ps, folder);
+    DDL__TRY(ddl__save_enter(t, what, folder, true));
+    if (ddl__trainer_hands_over(t)) {
+        t->served.ps->epoch = t->stats.epoch;
+        return ddl_ps_save(t->served.ps, folder);
     }
-    DDL__TRY(ddl__save_room(trainer, what, &room));
-    ddl_status status = ddl__save_all(trainer, folder, room);
+    DDL__TRY(ddl__save_room(t, what, &room));
+    ddl_status status = ddl__save_all(t, folder, room);
     free(room);
     return status;
+}
+
+DDL_API ddl_status ddl_trainer_save(ddl_trainer *trainer, const char *folder) {
+    DDL__TRY(ddl__trainer_hold(trainer, "ddl_trainer_save"));
+    return ddl__trainer_let_go(trainer, ddl__trainer_save(trainer, folder));
 }
 
 /* >>loading */
@@ -43138,10 +43747,10 @@ static ddl_status ddl__load_compression(ddl_trainer *t, ddl__weight *w, ddl__arc
         ddl__archive_get(a, NULL, kept->q * sizeof(float) + kept->residuals * (uint64_t)w->count * sizeof(float));
         a->unlike = true;
     }
-    if (w->squeezer == NULL) {
+    if (w->compressor == NULL) {
         return DDL_OK;
     }
-    ddl__squeezer_reset(w);
+    ddl__compression_reset(w);
     DDL__TRY(ddl__lane_wait(&t->lane, "ddl_trainer_load"));
     DDL__TRY(ddl_broadcast(t->group, ddl_tensor_1d(&same, DDL_U8, 1), 0));
     if (!same) {
@@ -43150,24 +43759,24 @@ static ddl_status ddl__load_compression(ddl_trainer *t, ddl__weight *w, ddl__arc
     if (mine.q > 0) {
         if (a != NULL) {
             ddl__archive_get(a, room, mine.q * sizeof(float));
-            ddl__lane_copy(&t->lane, w->squeezer->q, room, mine.q * sizeof(float));
+            ddl__lane_copy(&t->lane, w->compressor->q, room, mine.q * sizeof(float));
             DDL__TRY(ddl__lane_wait(&t->lane, "ddl_trainer_load"));
         }
-        DDL__TRY(ddl_broadcast(t->group, ddl__lane_tensor(&t->lane, w->squeezer->q, DDL_F32, (int64_t)mine.q), 0));
+        DDL__TRY(ddl_broadcast(t->group, ddl__lane_tensor(&t->lane, w->compressor->q, DDL_F32, (int64_t)mine.q), 0));
     }
     for (int32_t r = 0; r < (int32_t)mine.residuals; r++) {
         if (a != NULL) {
             ddl__archive_get(a, room, (uint64_t)w->count * sizeof(float));
         }
         if (r == 0 && a != NULL) {
-            ddl__lane_copy(w->squeezer->lane, w->squeezer->residual, room, (size_t)w->count * sizeof(float));
-            DDL__TRY(ddl__lane_wait(w->squeezer->lane, "ddl_trainer_load"));
+            ddl__lane_copy(w->compressor->lane, w->compressor->residual, room, (size_t)w->count * sizeof(float));
+            DDL__TRY(ddl__lane_wait(w->compressor->lane, "ddl_trainer_load"));
         }
         if (r > 0 && a != NULL) {
             DDL__TRY(ddl_send(t->group, ddl_tensor_1d(room, DDL_F32, w->count), r, 0));
         }
         if (r > 0 && t->rank == r) {
-            ddl_tensor residual = ddl__lane_tensor(w->squeezer->lane, w->squeezer->residual, DDL_F32, w->count);
+            ddl_tensor residual = ddl__lane_tensor(w->compressor->lane, w->compressor->residual, DDL_F32, w->count);
             DDL__TRY(ddl_recv(t->group, residual, 0, 0, NULL));
         }
     }
@@ -43255,18 +43864,18 @@ static ddl_status ddl__load_all(ddl_trainer *t, const char *folder, float *room,
     return DDL_OK;
 }
 
-DDL_API ddl_status ddl_trainer_load(ddl_trainer *trainer, const char *folder, int64_t *out_step) {
+static ddl_status ddl__trainer_load(ddl_trainer *t, const char *folder, int64_t *out_step) {
     const char *what = "ddl_trainer_load";
     float *room;
     int64_t step = -1;
     ddl__archive archive = {0};
-    DDL__TRY(ddl__save_enter(trainer, what, folder, false));
+    DDL__TRY(ddl__save_enter(t, what, folder, false));
     ddl_status status = DDL_OK;
-    if (ddl__trainer_hands_over(trainer)) {
-        status = ddl__served_load(trainer, folder, &step);
+    if (ddl__trainer_hands_over(t)) {
+        status = ddl__served_load(t, folder, &step);
     } else {
-        DDL__TRY(ddl__save_room(trainer, what, &room));
-        status = ddl__load_all(trainer, folder, room, trainer->rank == 0 ? &archive : NULL, &step);
+        DDL__TRY(ddl__save_room(t, what, &room));
+        status = ddl__load_all(t, folder, room, t->rank == 0 ? &archive : NULL, &step);
         free(room);
     }
     if (archive.file != NULL) {
@@ -43276,6 +43885,11 @@ DDL_API ddl_status ddl_trainer_load(ddl_trainer *trainer, const char *folder, in
         *out_step = status == DDL_OK ? step : -1;
     }
     return status;
+}
+
+DDL_API ddl_status ddl_trainer_load(ddl_trainer *trainer, const char *folder, int64_t *out_step) {
+    DDL__TRY(ddl__trainer_hold(trainer, "ddl_trainer_load"));
+    return ddl__trainer_let_go(trainer, ddl__trainer_load(trainer, folder, out_step));
 }
 
 /* >>train/preset */

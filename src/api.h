@@ -128,8 +128,10 @@ DDL_API ddl_status ddl_tensor_alloc_on(ddl_context *context, int32_t device, ddl
  * read and write its tensors for a while. [any thread] */
 DDL_API ddl_status ddl_tensor_copy(ddl_context *context, ddl_tensor dst, ddl_tensor src);
 /* Frees memory of ddl_tensor_alloc and ddl_tensor_alloc_on and zeroes *tensor. A zeroed tensor is skipped. Errors:
- * DDL_ERR_ARG when the memory is not ddl's (or was freed before); DDL_ERR_STATE when it is a device's and an operation
- * that is under way uses it: then nothing is freed. [any thread] */
+ * DDL_ERR_ARG when the memory is not ddl's (or was freed before); DDL_ERR_STATE when an operation that is under way
+ * uses it: then nothing is freed, and the sentence names it. Before that it waits up to 50 ms for the operation, and
+ * lets others progress. It does not see gradients that ddl_grad_ready or a push to parameter servers, as ddl_ps_push,
+ * is just reading on another thread: not to be freed meanwhile. [any thread] */
 DDL_API ddl_status ddl_tensor_free(ddl_context *context, ddl_tensor *tensor);
 
 /* DDL_ARRAY(a): the tensor of a whole C array; type and count come from the array itself, so that a byte count
@@ -299,10 +301,14 @@ DDL_API ddl_status ddl_join(const ddl_config *config, ddl_context **out_context,
 DDL_API int32_t ddl_incarnation(const ddl_context *context);
 /* Leaves the job and sets *context to NULL; NULL is fine. Says goodbye to peers and does not wait for what they do; it
  * may stay up to 500 ms until the last bytes have arrived there. Requests end with DDL_ERR_STATE in the threads that
- * wait for them, and are freed; groups that the caller created remain to be freed. Any use of a handle of the context
- * after this (a copy of the context, the world, a group, a request) gives DDL_ERR_STATE and a sentence. That holds for
- * the last 16 contexts of a process; with an allocator of the program's own only until its last group is freed, for
- * then all memory is given back. [one thread] */
+ * wait for them, and are freed; groups that the caller created remain to be freed. A call of a trainer that another
+ * thread is in ends first, and the program's own step in it, for at most timeout_ms; after stall_ms a warning names it.
+ * Errors: DDL_ERR_STATE: called inside a call of a trainer (in the program's own step, or in a handler of atexit when
+ * that step calls exit), where nothing changes and the job goes on, or a second time; DDL_ERR_TIMEOUT: a thread has not
+ * come back from such a call, as when it ended in that step: the rank has left the job, but nothing is freed, and
+ * *context stays, for ddl_error only. Any use of a handle of the context after this (a copy of the context, the world,
+ * a group, a request) gives DDL_ERR_STATE and a sentence. That holds for the last 16 contexts of a process; with an
+ * allocator of the program's own only until its last group is freed, for then all memory is given back. [one thread] */
 DDL_API ddl_status ddl_finalize(ddl_context **context);
 /* Ends the job: every operation of every rank returns DDL_ERR_ABORTED with reason (may be NULL). Local first, returns
  * at once. [any thread, any time] */
@@ -411,10 +417,11 @@ DDL_API ddl_status ddl_group_translate(const ddl_group *from, const int32_t *ran
  * Returns DDL_ERR_PEER when a rank died that had not been agreed on as dead (the flag is valid then too).
  * [any thread] */
 DDL_API ddl_status ddl_agree(ddl_group *group, int32_t *flag);
-/* Makes the group of the survivors after DDL_ERR_PEER. Every survivor calls; they agree on who is left. Who still waits
- * for a message of a rank that has called this (or ddl_group_grow), or for it to take one, gets DDL_ERR_PEER with the
- * death that was the reason: not all survivors need have noticed it. Errors: DDL_ERR_QUORUM when not more than half of
- * the group is left. [any thread] */
+/* Makes the group of the survivors after DDL_ERR_PEER. Every survivor calls; they agree on who is left. A message of
+ * the old group, begun before, that a rank which has called this (or ddl_group_grow) has not answered ends with
+ * DDL_ERR_PEER and the death that was the reason, when it is waited for or tested: not all survivors need have noticed
+ * it. A receive from any rank goes on: ddl_cancel ends it. Errors: DDL_ERR_QUORUM when not more than half of the group
+ * is left. [any thread] */
 DDL_API ddl_status ddl_group_shrink(ddl_group *group, ddl_group **out_group);
 /* Takes new processes into a group: each that is in ddl_join for a rank of the world whose process is dead. Every
  * member that lives calls, with the same arguments. Waits until max_joiners have come (0: as many as ranks are dead),

@@ -117,7 +117,10 @@ enum {
     DDL_TRANSPORT_BLIND = 1u << 4, /* does not notice that another host is gone: the core watches it over TCP as well */
     /* Its receivers read large payloads from the sender: the next message of a transfer is sent while one is read, and
      * one of up to 256 KiB without asking before. */
-    DDL_TRANSPORT_PULLS = 1u << 8
+    DDL_TRANSPORT_PULLS = 1u << 8,
+    /* What arrives is what the peer wrote: memory of this host alone. Headers then need no checksum and may come
+     * without (unless DDL_CHECK=payload or DDL_MAC asks for it); damage by the peer itself is still looked for. */
+    DDL_TRANSPORT_INTACT = 1u << 9
 };
 
 typedef struct ddl_transport_params {
@@ -270,10 +273,15 @@ typedef struct ddl_transport {
     void (*memory_forget)(void *self, void *memory, size_t bytes);
     /* For transports whose messages lie in memory: the next message of a peer where it lies, whole, looked for up to
      * `looks` times. DDL_OK: it stays there until taken steps behind it, and is delivered by progress if it is not
-     * taken; the peer may still change it: copy, then check. Anything else: none, or one for progress. */
+     * taken; the peer may still change it: copy, then check. DDL_IN_PROGRESS: none. Anything else: one for progress. */
     ddl_status (*peek)(void *self, int32_t peer, int32_t looks, const uint8_t **out_header, const void **out_payload,
                        uint64_t *out_bytes);
     void (*taken)(void *self, int32_t peer);
+    /* The other side of peek, for transports with DDL_TRANSPORT_INTACT: room for a small message where the peer will
+     * find it, behind all that was sent to it. DDL_OK: header and payload are written there, and the transport is asked
+     * for nothing until publish, which sends it. Anything else: nothing was done, the message goes by send. */
+    ddl_status (*reserve)(void *self, int32_t peer, uint64_t payload_bytes, uint8_t **out_header, void **out_payload);
+    void (*publish)(void *self, int32_t peer, uint64_t payload_bytes);
 } ddl_transport;
 
 /* >>device
@@ -424,6 +432,9 @@ typedef struct ddl_plugin {
     const char *about;   /* one sentence */
     const ddl_transport *transport; /* or NULL */
     const ddl_device *device;       /* or NULL */
+    /* Optional: the settings it reads, named as for host->setting, NULL at the end. Of other variables whose names
+     * begin with the plugin's own, users are told. */
+    const char *const *settings;
 } ddl_plugin;
 
 typedef const ddl_plugin *(*ddl_plugin_fn)(const ddl_host *host);

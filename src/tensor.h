@@ -70,6 +70,7 @@ static ddl_status ddl__tensor_check_output(ddl_context *c, const ddl_tensor *t, 
 typedef struct ddl__lent {
     struct ddl__lent *next;
     void *data;
+    uint64_t bytes;
     ddl__lasting lasting;
     uint64_t counted;
     const ddl__endpoint *endpoint; /* whose it is; both NULL: ours */
@@ -110,6 +111,7 @@ static ddl__lent *ddl__lend(ddl_context *c, size_t bytes) {
         lent = ddl__lend_own(c, bytes);
     }
     if (lent != NULL) {
+        lent->bytes = bytes;
         lent->next = c->lent;
         c->lent = lent;
         ddl__lasting_add(c, &lent->lasting, lent->data, bytes);
@@ -148,6 +150,7 @@ static ddl_status ddl__lend_device(ddl_context *c, int32_t number, size_t bytes,
         return ddl__error(c, status, "ddl_tensor_alloc_on: device %d (%s %d) has no memory for %zu bytes: %s", number,
                           d->plugin->name, d->index, bytes, ddl_status_text(status));
     }
+    lent->bytes = bytes;
     lent->device = d;
     lent->next = c->lent;
     c->lent = lent;
@@ -216,26 +219,40 @@ DDL_API ddl_status ddl_tensor_alloc_on(ddl_context *context, int32_t device, ddl
     return ddl__tensor_alloc_call(context, device, dtype, ndim, shape, out_tensor, "ddl_tensor_alloc_on");
 }
 
-/* Engine room: does anything that is under way use memory of a device between these? */
-static bool ddl__device_memory_used(const ddl_context *c, const char *begin, const char *end);
+/* Coll room: does anything that is under way use memory between these? Then `by` says what. */
+static bool ddl__memory_used(ddl_context *c, const char *begin, const char *end, ddl__text *by);
 
-/* Copies that nobody waits for any more end soon, mostly. */
+/* What nobody waits for any more ends soon, mostly: copies, and operations that only a stream waits for. */
 #define DDL__FREE_PATIENCE_NS (50 * DDL__NS_PER_MS)
 
-static bool ddl__tensor_unused(ddl_context *c, void *arg) {
-    const ddl_tensor *t = arg;
-    const char *begin = t->data;
-    int64_t bytes = DDL__MAX(ddl_tensor_count(t), 1) * (int64_t)ddl_dtype_bytes(t->dtype);
-    return !ddl__device_memory_used(c, begin, begin + bytes);
+typedef struct ddl__freeing {
+    const char *begin, *end;
+    char by[400];
+} ddl__freeing;
+
+static bool ddl__memory_unused(ddl_context *c, void *arg) {
+    ddl__freeing *f = arg;
+    ddl__text by = {f->by, sizeof f->by, 0};
+    return !ddl__memory_used(c, f->begin, f->end, &by);
 }
 
-static ddl_status ddl__tensor_await_unused(ddl_context *c, ddl_tensor *t, const ddl__device *d) {
-    ddl__wait w = {.done = ddl__tensor_unused, .tick = ddl__no_tick, .arg = t,
+/* Others may be writing to it, or read it: a transport's memory is mapped by peers. */
+static ddl_status ddl__lent_await_unused(ddl_context *c, const ddl__lent *lent) {
+    ddl__freeing f = {.begin = lent->data, .end = (const char *)lent->data + lent->bytes};
+    int32_t device = lent->device != NULL ? lent->device->number : DDL_HOST;
+    ddl__wait w = {.done = ddl__memory_unused, .tick = ddl__no_tick, .arg = &f,
                    .deadline = ddl__now_ns() + DDL__FREE_PATIENCE_NS};
-    return ddl__wait_for(c, &w)
-               ? DDL_OK
-               : ddl__error(c, DDL_ERR_STATE, "ddl_tensor_free: the memory at %p of device %d is used by an operation "
-                            "that is under way; wait for it, or for the stream it is on, before", t->data, d->number);
+    if (ddl__wait_for(c, &w)) {
+        return DDL_OK;
+    }
+    char where[32] = "";
+    if (device != DDL_HOST) {
+        snprintf(where, sizeof where, " of device %d", device);
+    }
+    return ddl__error(c, DDL_ERR_STATE,
+                      "ddl_tensor_free on rank %d: the memory at %p%s is used by an operation that is under way; wait "
+                      "for it, or for the stream it is on, before; it is: %s",
+                      c->rank, (const void *)f.begin, where, f.by);
 }
 
 DDL_API ddl_status ddl_tensor_free(ddl_context *context, ddl_tensor *tensor) {
@@ -248,8 +265,8 @@ DDL_API ddl_status ddl_tensor_free(ddl_context *context, ddl_tensor *tensor) {
     while (found != NULL && found->data != tensor->data) {
         found = found->next;
     }
-    if (found != NULL && found->device != NULL) {
-        status = ddl__tensor_await_unused(context, tensor, found->device);
+    if (found != NULL) {
+        status = ddl__lent_await_unused(context, found);
         if (status < 0) {
             ddl__unlock(context);
             return status;

@@ -9,13 +9,15 @@
 enum {
     CALL_GETINFO, CALL_DUPINFO, CALL_FABRIC, CALL_DOMAIN, CALL_AV_OPEN, CALL_CQ_OPEN, CALL_ENDPOINT, CALL_EP_BIND,
     CALL_ENABLE, CALL_CONTROL, CALL_GETNAME, CALL_AV_INSERT, CALL_AV_REMOVE, CALL_MR_REG, CALL_RECV, CALL_SEND,
-    CALL_INJECT, CALL_READ, CALL_CQ_READ, CALL_CQ_READERR, CALL_TRYWAIT, CALL_CLOSE, CALLS
+    CALL_INJECT, CALL_READ, CALL_CQ_READ, CALL_CQ_READERR, CALL_TRYWAIT, CALL_CLOSE, CALL_EQ_OPEN, CALL_EQ_READ,
+    CALL_EQ_READERR, CALL_MR_BIND, CALL_MR_ENABLE, CALLS
 };
 
 static const char *const call_names[CALLS] = {
     "fi_getinfo", "fi_dupinfo", "fi_fabric", "fi_domain", "fi_av_open", "fi_cq_open", "fi_endpoint", "fi_ep_bind",
     "fi_enable", "fi_control", "fi_getname", "fi_av_insert", "fi_av_remove", "fi_mr_reg", "fi_trecv", "fi_tsend",
-    "fi_tinject", "fi_read", "fi_cq_read", "fi_cq_readerr", "fi_trywait", "fi_close"};
+    "fi_tinject", "fi_read", "fi_cq_read", "fi_cq_readerr", "fi_trywait", "fi_close", "fi_eq_open", "fi_eq_read",
+    "fi_eq_readerr", "fi_mr_bind", "fi_mr_enable"};
 
 static struct {
     int calls[CALLS]; /* so far */
@@ -48,9 +50,16 @@ static int faulty_getinfo(uint32_t version, const char *node, const char *servic
     return OPEN_OR_FAIL(CALL_GETINFO, real_getinfo(version, node, service, flags, hints, out));
 }
 
+/* tcp does not demand that regions are bound to the endpoint, and cannot do it: where that is what fails, it is demanded
+ * in its name, and the other calls do nothing. */
+static int call_binds(void) { return call_faults.which == CALL_MR_BIND || call_faults.which == CALL_MR_ENABLE; }
+
 static struct fi_info *faulty_dupinfo(const struct fi_info *info) {
     struct fi_info *copy = call_fails(CALL_DUPINFO) ? NULL : real_dupinfo(info);
     call_faults.objects += copy != NULL;
+    if (copy != NULL && info != NULL && call_binds()) {
+        copy->domain_attr->mr_mode |= FI_MR_ENDPOINT;
+    }
     return copy;
 }
 
@@ -108,6 +117,13 @@ static int faulty_close(struct fid *fid) {
 #define fi_read(ep, b, n, d, at, a, k, c) CALL_OR_FAIL(CALL_READ, fi_read(ep, b, n, d, at, a, k, c))
 #define fi_cq_read(cq, to, n) CALL_OR_FAIL(CALL_CQ_READ, fi_cq_read(cq, to, n))
 #define fi_cq_readerr(cq, to, f) CALL_OR_FAIL(CALL_CQ_READERR, fi_cq_readerr(cq, to, f))
+#define fi_eq_open(f, attr, out, c) OPEN_OR_FAIL(CALL_EQ_OPEN, fi_eq_open(f, attr, out, c))
+/* There is never an error to read but where that is what fails. */
+#define fi_eq_read(eq, event, to, n, f)                                                                                \
+    CALL_OR_FAIL(CALL_EQ_READ, call_faults.which == CALL_EQ_READERR ? -FI_EAVAIL : fi_eq_read(eq, event, to, n, f))
+#define fi_eq_readerr(eq, to, f) CALL_OR_FAIL(CALL_EQ_READERR, fi_eq_readerr(eq, to, f))
+#define fi_mr_bind(mr, to, f) CALL_OR_FAIL(CALL_MR_BIND, 0)
+#define fi_mr_enable(mr) CALL_OR_FAIL(CALL_MR_ENABLE, 0)
 #define fi_trywait(f, fids, n) CALL_OR_FAIL(CALL_TRYWAIT, fi_trywait(f, fids, n))
 
 #endif

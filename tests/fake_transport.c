@@ -388,8 +388,9 @@ static void fake_peer_dead(void *self, int32_t peer) {
 static const ddl_transport old = {.size = offsetof(ddl_transport, wait), REQUIRED, .arm = fake_arm};
 static const ddl_transport sleeper = {.size = offsetof(ddl_transport, clock_ns), REQUIRED, .wait = fake_wait};
 
-static const ddl_plugin plugin_old = {sizeof plugin_old, DDL_PLUGIN_ABI, "fake", "1", "letters in boxes", &old, NULL};
-static const ddl_plugin plugin_sleeper = {sizeof plugin_sleeper, DDL_PLUGIN_ABI, "fake", "1", "letters in boxes", &sleeper, NULL};
+#define FAKE(table) {.size = sizeof(ddl_plugin), .abi = DDL_PLUGIN_ABI, .name = "fake", .version = "1",                        \
+                     .about = "letters in boxes", .transport = (table)}
+static const ddl_plugin plugin_old = FAKE(&old), plugin_sleeper = FAKE(&sleeper);
 
 DDL_PLUGIN_EXPORT const ddl_plugin *ddl_plugin_fake_v1(const ddl_host *host);
 const ddl_plugin *ddl_plugin_fake_v1(const ddl_host *host) {

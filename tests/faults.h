@@ -46,12 +46,16 @@ static inline bool fault_has_plugin(const char *name) {
     return access(path, R_OK) == 0;
 }
 
-/* Open descriptors of this process, less the one that reads the folder. */
+/* Open descriptors of this process, less the one that reads the folder and those of devices for RDMA, which their
+ * libraries keep to the end of the process. */
 static inline int fault_fds(void) {
     int count = 0;
     DIR *folder = opendir("/proc/self/fd");
     for (struct dirent *e = folder != NULL ? readdir(folder) : NULL; e != NULL; e = readdir(folder)) {
-        count += e->d_name[0] != '.';
+        char at[4096];
+        ssize_t bytes = readlinkat(dirfd(folder), e->d_name, at, sizeof at - 1);
+        at[bytes > 0 ? bytes : 0] = 0;
+        count += e->d_name[0] != '.' && strncmp(at, "/dev/infiniband/", 16) != 0;
     }
     if (folder != NULL) {
         closedir(folder);

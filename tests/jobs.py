@@ -47,13 +47,13 @@ def program():
     return target
 
 
-def in_machine(net, *command, netem="", files=(), seconds=110, **env):
+def in_machine(net, *command, netem="", files=(), seconds=110, megabytes=1024, **env):
     """What a command prints in the emulated machine of tests/vm. Skips where that cannot be booted."""
     for needed in ("qemu-system-x86_64", "busybox", "cpio", "dpkg-query"):
         if not shutil.which(needed):
             skip(f"{needed} is not installed (make deps)")
     env = {"DDL_SECRET": SECRET, "DDL_LOG": "info", "DDL_INIT_TIMEOUT_MS": 60000, **env}
-    words = [VM / "rdma-vm", "--net", net, "--timeout", int(seconds * SLOW)]
+    words = [VM / "rdma-vm", "--net", net, "--timeout", int(seconds * SLOW), "--mem", megabytes]
     words += ["--netem", netem] if netem else []
     for name, value in env.items():
         words += ["--env", f"{name}={value}"]

@@ -17,7 +17,8 @@
  * environment, as from a launcher. Threads share one environment: give them ranks_port() and a secret by config.
  *
  * TEST_HOSTS="PID PID" spreads forked ranks over hosts: rank i enters the network, mounts and host name of the i-th of
- * these processes, counted round, and takes over its DDL_*, FI_* and MASTER_ADDR. jobs.py has them (Hosts.spread). */
+ * these processes, counted round, and takes over its DDL_*, FI_* and MASTER_ADDR. jobs.py has them (Hosts.spread). Threads
+ * stay where they are; with TEST_APART=1 too they are skipped. */
 #ifndef TEST_RANKS_H
 #define TEST_RANKS_H
 
@@ -188,8 +189,25 @@ static inline void ranks__child(const ranks *r, int rank, ranks_fn fn, void *arg
     exit(0);
 }
 
+/* Ends a test that is in a process of its own (TEST_APART=1) as skipped. */
+static inline void ranks__leave_out(const char *why) {
+    if (test__is_apart) {
+        test__skip(why);
+        fflush(NULL);
+        exit(0);
+    }
+}
+
+static inline void ranks__admit(int n) {
+    const char *most = getenv("TEST_MOST_RANKS");
+    if (most != NULL && n > atoi(most)) {
+        ranks__leave_out("TEST_MOST_RANKS leaves so many ranks out");
+    }
+}
+
 static inline void ranks_start(ranks *r, int n, ranks_fn fn, void *arg) {
     pid_t self = getpid();
+    ranks__admit(n);
     memset(r, 0, sizeof *r);
     if (n < 1 || n > RANKS_MAX) {
         fprintf(stderr, "ranks_start: %d ranks; 1 to %d are possible\n", n, RANKS_MAX);
@@ -309,6 +327,10 @@ static inline void *ranks__thread_main(void *p) {
 
 /* A rank that hangs is ended by the test's own timeout (TEST_TIMEOUT_S), with the whole program. */
 static inline void ranks_threads(int n, ranks_fn fn, void *arg) {
+    ranks__admit(n);
+    if (getenv("TEST_HOSTS") != NULL) {
+        ranks__leave_out("its ranks are threads of one process, which cannot be on two hosts");
+    }
     ranks__thread *t = (ranks__thread *)calloc((size_t)n, sizeof *t);
     for (int i = 0; i < n; i++) {
         t[i].rank = i;

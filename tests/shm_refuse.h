@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
@@ -14,6 +15,8 @@ static struct {
     int memfd, truncate, allocate, map, seal; /* so many calls from now one fails; 0: none */
     void (*at_read)(void);                    /* runs in the middle of a process_vm_readv */
     int read_error;                           /* which it then gives */
+    void (*at_yield)(void);                   /* what others do when the core is given away */
+    int on_core;                              /* it is said to run on this one, less one; 0: the truth is said */
 } faults;
 
 static int fails(int *counter) { return *counter > 0 && --*counter == 0; }
@@ -50,16 +53,29 @@ static ssize_t test_process_vm_readv(pid_t pid, const struct iovec *local, unsig
     return process_vm_readv(pid, local, local_count, remote, remote_count, flags);
 }
 
+static int test_sched_yield(void) {
+    if (faults.at_yield != NULL) {
+        faults.at_yield();
+        return 0;
+    }
+    return sched_yield();
+}
+static int test_sched_getcpu(void) { return faults.on_core > 0 ? faults.on_core - 1 : sched_getcpu(); }
+
 #define memfd_create test_memfd_create
 #define ftruncate test_ftruncate
 #define fallocate test_fallocate
 #define mmap test_mmap
 #define process_vm_readv test_process_vm_readv
+#define sched_yield test_sched_yield
+#define sched_getcpu test_sched_getcpu
 #include "../plugins/shm/shm.c"
 #undef memfd_create
 #undef ftruncate
 #undef fallocate
 #undef mmap
 #undef process_vm_readv
+#undef sched_yield
+#undef sched_getcpu
 
 #endif

@@ -12,7 +12,12 @@
  * main() is here. Arguments are parts of names: `./test_x ring tree` runs what matches one of them; -l lists.
  * The last line is "N passed, N failed, N skipped"; the exit status is 1 when something failed or nothing ran.
  * All macros work in threads and in forked children too: the counters live in memory shared with them.
- * TEST_SLOW=5 in the environment stretches every timeout (sanitizers, valgrind, busy machines). */
+ * In the environment, for machines that are emulated or busy:
+ *     TEST_SLOW=5      stretches every timeout (sanitizers, valgrind too)
+ *     TEST_APART=1     each test in a process of its own: what one has begun (verbs) may not survive the forks of the next
+ *     TEST_SAMPLE=10   of long lists of cases one in ten
+ *     TEST_MOST_RANKS=8  with TEST_APART=1: tests of more ranks are skipped
+ *     TEST_LARGEST=n   neither larger counts nor messages of more than 16 MiB */
 #ifndef TEST_H
 #define TEST_H
 
@@ -25,6 +30,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -94,6 +100,7 @@ static test__case *test__first, **test__last = &test__first;
 static test__counters *test__now;
 static const char *test__name = "";
 static __thread int test__rank = -1; /* set by ranks.h; -1 outside a rank */
+static int test__is_apart;           /* this process runs one test, and may end with it */
 
 typedef struct test__value {
     char kind; /* 'i' signed, 'u' unsigned, 'f' floating, 's' string, 'p' pointer */
@@ -113,6 +120,13 @@ static inline double test_slow(void) {
     const char *s = getenv("TEST_SLOW");
     double f = s ? atof(s) : 1.0;
     return f >= 1.0 ? f : 1.0;
+}
+
+/* Whether a case of a long list is to be left out, by a number that is another one for each. */
+static inline int test_left_out(unsigned number) {
+    const char *s = getenv("TEST_SAMPLE");
+    unsigned of = s ? (unsigned)atoi(s) : 1;
+    return of > 1 && number % of != 0;
 }
 
 /* The folder with the tools and plugins that `make` builds; tests/run exports it. */
@@ -239,14 +253,37 @@ static inline int test__wanted(const char *name, int argc, char **argv) {
     return argc <= 1;
 }
 
+static inline void test__run_here(const test__case *c) {
+    alarm((unsigned)(TEST_TIMEOUT_S * test_slow()));
+    c->run();
+    alarm(0);
+}
+
+static inline void test__run_apart(const test__case *c) {
+    int status = 0;
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        test__is_apart = 1;
+        test__run_here(c);
+        fflush(NULL);
+        exit(0);
+    }
+    if (child < 0 || waitpid(child, &status, 0) != child || status != 0) {
+        test__fail(__FILE__, __LINE__, "the process of this test ended with %#x, as from waitpid", (unsigned)status);
+    }
+}
+
 /* Runs one test; returns 'p'assed, 'f'ailed or 's'kipped. */
 static inline char test__run(const test__case *c) {
     memset(test__now, 0, sizeof *test__now);
     test__name = c->name;
     double start = test_now_s();
-    alarm((unsigned)(TEST_TIMEOUT_S * test_slow()));
-    c->run();
-    alarm(0);
+    if (getenv("TEST_APART") != NULL) {
+        test__run_apart(c);
+    } else {
+        test__run_here(c);
+    }
     double took = test_now_s() - start;
     if (test__now->failures) {
         printf("FAIL %s: %d failed checks (%.2f s)\n", c->name, test__now->failures, took);

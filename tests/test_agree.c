@@ -47,7 +47,8 @@ static void agree_often(int rank, int n, void *arg) {
     for (int k = 0; k < ROUNDS; k++) {
         int32_t flag = vote(s->seed, rank, k);
         ddl_status status = ddl_agree(ddl_world(c), &flag);
-        s->outcomes[rank][k] = (outcome){1, (int)status, flag};
+        s->outcomes[rank][k] = (outcome){0, (int)status, flag};
+        __atomic_store_n(&s->outcomes[rank][k].known, 1, __ATOMIC_RELEASE); /* last: this rank may be killed in between */
         if (status != DDL_OK && status != DDL_ERR_PEER) {
             test__fail(__FILE__, __LINE__, "round %d: %s: %s", k, ddl_status_name(status), ddl_error(c));
             break;

@@ -117,6 +117,15 @@ def declarations_first_and_the_implementation_later():
 
 
 @test
+def big_endian_processors_are_refused():
+    with scratch() as folder:
+        write(folder, a_c=IMPLEMENTATION)
+        for order, refused in (("__ORDER_LITTLE_ENDIAN__", False), ("__ORDER_BIG_ENDIAN__", True)):
+            result = sh("gcc -std=c11 -U__BYTE_ORDER__", f"-D__BYTE_ORDER__={order}", f"-I{ROOT} -E -o /dev/null a.c", cwd=folder)
+            check(("little-endian numbers" in result.stdout) == refused, f"{order}: {result.stdout[:600]}")
+
+
+@test
 def the_object_shows_the_public_functions_and_nothing_else():
     for compiler in COMPILERS:
         plain_object(compiler)

@@ -8,6 +8,11 @@
 
 #include <limits.h>
 
+/* libfabric 1.17 loses a connection now and then when a rank ends beside one that died. What the plugin does not give back
+ * is looked for in test_fabric.c. */
+const char *__lsan_default_suppressions(void);
+const char *__lsan_default_suppressions(void) { return "leak:libfabric.so\n"; }
+
 static char folder[] = "/tmp/ddl-hmem-XXXXXX";
 static pid_t maker;
 

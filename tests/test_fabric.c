@@ -7,6 +7,11 @@
  * tests/run: variants=gcc,asan,valgrind timeout=150 */
 #include "fabric_host.h"
 
+static void world_end(endpoint *e, int n) {
+    world_close(e, n);
+    free(e);
+}
+
 static void exchange(int n, const char *first, const char *second) {
     NEED_LIBFABRIC();
     endpoint *e = world_open(n, first, second);
@@ -16,24 +21,31 @@ static void exchange(int n, const char *first, const char *second) {
             CHECK_EQ(e[i].lost[k], 0);
         }
     }
-    world_close(e, n);
-    free(e);
+    world_end(e, n);
 }
 
 TEST(all_sizes_both_ways) { exchange(2, NULL, NULL); }
 TEST(six_ranks_all_to_all) { exchange(6, NULL, NULL); }
 
-/* Over sockets up to 128 KiB go in buffers: in one message up to 32 KiB, in as many as that takes above. More is read. */
-TEST(how_payloads_travel) {
-    static const struct {
-        uint64_t bytes;
-        uint32_t messages, offers;
-    } ways[] = {{0, 1, 0}, {16384, 1, 0}, {32768, 1, 0}, {32817, 2, 0}, {131072, 4, 0}, {131073, 1, 1},
-                {1 << 20, 1, 1}};
-    NEED_LIBFABRIC();
-    endpoint *e = world_open(2, NULL, NULL);
-    for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
+/* Over sockets up to 128 KiB go in buffers: in one message up to 32 KiB, in as many as that takes above. More is read. Where
+ * the peer has given large buffers, up to 256 KiB go in one message. */
+typedef struct way {
+    uint64_t bytes;
+    uint32_t messages, offers;
+} way;
+
+static int large_given(const endpoint *e) {
+    const fabric_link *link = self_of(e)->peers[1].link;
+    return link != NULL && link->large_limit != 0;
+}
+
+static void travel(const way *ways, size_t count, const char *setting) {
+    endpoint *e = world_open(2, setting, NULL);
+    for (size_t i = 0; i < count; i++) {
         letter l = {0};
+        if (i > 0 && setting == NULL) {
+            DRIVE(e, 2, large_given(&e[0])) {}
+        }
         const fabric_link *link = self_of(&e[0])->peers[1].link;
         uint32_t messages = link != NULL ? link->sequence : 0, offers = link != NULL ? link->offer_count : 0;
         CHECK(post(&e[0], 1, &l, ways[i].bytes) >= 0);
@@ -43,8 +55,48 @@ TEST(how_payloads_travel) {
         CHECK_EQ(link->offer_count - offers, ways[i].offers);
         letter_free(&l);
     }
-    world_close(e, 2);
-    free(e);
+    CHECK_EQ(large_given(&e[0]), setting == NULL);
+    world_end(e, 2);
+}
+
+TEST(how_payloads_travel) {
+    static const way large[] = {{0, 1, 0}, {16384, 1, 0}, {32768, 1, 0}, {32817, 1, 0}, {131073, 1, 0}, {262144, 1, 0},
+                                {262273, 1, 1}, {1 << 20, 1, 1}};
+    static const way small[] = {{0, 1, 0}, {32768, 1, 0}, {32817, 2, 0}, {131072, 4, 0}, {131073, 1, 1}, {1 << 20, 1, 1}};
+    NEED_LIBFABRIC();
+    travel(large, sizeof large / sizeof large[0], NULL);
+    travel(small, sizeof small / sizeof small[0], "FABRIC_OFFER_BYTES=128K");
+}
+
+/* They are waited for; credit is counted modulo 256. Who has none of its own left to send from goes the other ways. */
+TEST(more_than_the_large_buffers) {
+    enum { AT_ONCE = 3 * FABRIC_LARGE_WINDOW, IN_TURN = 300 };
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(2, NULL, NULL);
+    letter *l = calloc(2 + AT_ONCE + IN_TURN, sizeof *l);
+    CHECK(post(&e[0], 1, &l[0], 1) >= 0);
+    DRIVE(e, 2, large_given(&e[0])) {}
+    const fabric_link *link = self_of(&e[0])->peers[1].link;
+    for (int i = 1; i <= AT_ONCE; i++) {
+        CHECK(post(&e[0], 1, &l[i], (uint64_t)(i % 2 != 0 ? 200000 : 100000) + (uint64_t)i) >= 0);
+        CHECK_EQ(link->large_spent, i < FABRIC_LARGE_WINDOW ? i : FABRIC_LARGE_WINDOW);
+    }
+    DRIVE(e, 2, all_arrived(e, 2) == 1 + AT_ONCE && all_returned(l, 1 + AT_ONCE)) {}
+    for (int i = 1 + AT_ONCE; i <= AT_ONCE + IN_TURN; i++) {
+        CHECK(post(&e[0], 1, &l[i], (uint64_t)(33000 + i)) >= 0);
+        DRIVE(e, 2, all_arrived(e, 2) == (uint64_t)i + 1 && all_returned(&l[i], 1)) {}
+    }
+    CHECK(link->large_taken == 0 && self_of(&e[1])->peers[0].link->large_taken == link->large_spent);
+    CHECK_EQ(link->offer_count, 0);
+    self_of(&e[0])->large_free = NULL;
+    CHECK(post(&e[0], 1, &l[1 + AT_ONCE + IN_TURN], 200000) >= 0);
+    DRIVE(e, 2, all_arrived(e, 2) == 2 + AT_ONCE + IN_TURN && all_returned(&l[1 + AT_ONCE + IN_TURN], 1)) {}
+    CHECK_EQ(link->offer_count, 1);
+    for (int i = 0; i < 2 + AT_ONCE + IN_TURN; i++) {
+        letter_free(&l[i]);
+    }
+    world_end(e, 2);
+    free(l);
 }
 
 /* ---- what other providers do ---- */
@@ -94,8 +146,7 @@ TEST(a_small_limit_of_locked_memory_is_told_with_the_remedy) {
     exchange_in(e, 2, 1);
     CHECK_STR(e[0].log, "may lock 64 KiB of memory. Raise the limit");
     CHECK_EQ(setrlimit(RLIMIT_MEMLOCK, &before), 0);
-    world_close(e, 2);
-    free(e);
+    world_end(e, 2);
 }
 
 /* ---- operations that fail: the tables of libfabric are replaced under the plugin ---- */
@@ -153,8 +204,7 @@ static void exchange_flaky(int every, ssize_t with, int messages, int reads) {
         self_of(&e[i])->rails[0].ep->tagged = real_msg;
         self_of(&e[i])->rails[0].ep->rma = real_rma;
     }
-    world_close(e, 3);
-    free(e);
+    world_end(e, 3);
 }
 
 TEST(every_second_call_is_to_be_repeated) { exchange_flaky(2, -FI_EAGAIN, 1, 1); }
@@ -206,8 +256,7 @@ TEST(regions_are_bound_to_the_endpoint_where_that_is_demanded) {
     for (int i = 0; i < 2; i++) {
         self_of(&e[i])->rails[0].domain->mr = real_mr;
     }
-    world_close(e, 2);
-    free(e);
+    world_end(e, 2);
 }
 
 /* ---- limits ---- */
@@ -233,8 +282,7 @@ TEST(a_stuck_receiver_holds_the_sender_up_without_blocking_it) {
         letter_free(&l[i]);
     }
     free(l);
-    world_close(e, 2);
-    free(e);
+    world_end(e, 2);
 }
 
 TEST(an_idle_endpoint_sleeps) {
@@ -254,8 +302,7 @@ TEST(an_idle_endpoint_sleeps) {
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &b);
     CHECK(wakes < 60);
     CHECK((double)(b.tv_sec - a.tv_sec) + (double)(b.tv_nsec - a.tv_nsec) * 1e-9 < 0.2 * test_slow());
-    world_close(e, 2);
-    free(e);
+    world_end(e, 2);
 }
 
 /* Waits until the peer 0 of an endpoint has said something that it has not dealt with yet. */
@@ -290,8 +337,7 @@ TEST(an_endpoint_whose_reads_are_not_taken_sleeps) {
     self_of(&e[1])->rails[0].ep->rma = real_rma;
     DRIVE(e, 2, e[1].arrived[0] == 1 && l.returned == 1) {}
     letter_free(&l);
-    world_close(e, 2);
-    free(e);
+    world_end(e, 2);
 }
 
 static ssize_t counted_inject(struct fid_ep *ep, const void *buf, size_t len, fi_addr_t at, uint64_t tag) {
@@ -308,8 +354,7 @@ static int injected_with(const char *setting) {
     self_of(&e[0])->rails[0].ep->tagged = &msg;
     exchange_in(e, 2, 1);
     self_of(&e[0])->rails[0].ep->tagged = real_msg;
-    world_close(e, 2);
-    free(e);
+    world_end(e, 2);
     return call_number;
 }
 
@@ -338,8 +383,7 @@ TEST(a_reader_without_memory_is_sent_the_payload) {
     CHECK(self_of(&e[1])->read_free == NULL); /* nothing was read */
     letter_free(&first);
     letter_free(&l);
-    world_close(e, 2);
-    free(e);
+    world_end(e, 2);
 }
 
 /* ---- ends ---- */
@@ -401,8 +445,7 @@ static void cut_before(int goodbye) {
         CHECK_EQ(l.returned, 1);
         letter_free(&l);
     }
-    world_close(e, 2);
-    free(e);
+    world_end(e, 2);
 }
 
 TEST(an_offer_whose_link_is_cut_is_not_read) { cut_before(0); }
@@ -439,8 +482,7 @@ static void goodbye_to_the_deaf(int recovers) {
     self_of(&e[1])->rails[0].ep->tagged = real_msg;
     letter_free(&first[0]);
     letter_free(&first[1]);
-    world_close(e, 2);
-    free(e);
+    world_end(e, 2);
 }
 
 TEST(a_goodbye_is_answered_when_the_provider_takes_a_word_again) { goodbye_to_the_deaf(1); }
@@ -452,8 +494,7 @@ TEST(the_address_of_a_dead_rank_that_never_talked_is_removed) {
     CHECK(self_of(&e[0])->peers[1].at[0] != FI_ADDR_NOTAVAIL);
     fabric_transport.peer_dead(e[0].self, 1);
     CHECK(self_of(&e[0])->peers[1].at[0] == FI_ADDR_NOTAVAIL);
-    world_close(e, 2);
-    free(e);
+    world_end(e, 2);
 }
 
 /* An injected message fails later: there is a warning, once. */
@@ -485,8 +526,7 @@ TEST(an_injected_message_that_is_lost_is_told_once) {
     r->cq->ops = real_cq;
     CHECK_EQ(e[0].warnings - before, 1);
     CHECK_STR(e[0].log, "a small message to some rank was lost");
-    world_close(e, 2);
-    free(e);
+    world_end(e, 2);
 }
 
 TEST(peer_dead_gives_everything_back) {
@@ -515,8 +555,7 @@ TEST(peer_dead_gives_everything_back) {
     post(&e[0], 2, &last, 100000); /* the others are not touched by it */
     DRIVE(e, 3, e[2].arrived[0] == 1 && last.returned == last.borrowed) {}
     letter_free(&last);
-    world_close(e, 3);
-    free(e);
+    world_end(e, 3);
 }
 
 static void *close_it(void *e) {
@@ -554,8 +593,7 @@ TEST(words_said_before_close_arrive_before_the_loss) {
     for (int i = 0; i <= COUNT; i++) {
         letter_free(&l[i]);
     }
-    world_close(e, 2);
-    free(e);
+    world_end(e, 2);
 }
 
 /* The receiver does not look: the sender gets its memory back all the same, scribbles over it, and what arrives is what
@@ -579,8 +617,7 @@ static void recall_of(uint64_t bytes, const char *setting) {
     post(&e[0], 1, &first, 400000);
     DRIVE(e, 2, e[1].arrived[0] == 3 && first.returned == first.borrowed) {}
     letter_free(&first);
-    world_close(e, 2);
-    free(e);
+    world_end(e, 2);
 }
 
 TEST(recall_of_an_offer) { recall_of(1 << 20, NULL); }
@@ -590,7 +627,7 @@ TEST(recall_of_what_goes_in_pieces) { recall_of(1 << 20, "FABRIC_FORCE_NO_RMA=1"
  * alone. */
 static void redirect_of(const char *first, const char *second, int reads) {
     NEED_LIBFABRIC();
-    enum { BYTES = 1 << 20 };
+    enum { BYTES = 2 << 20 };
     endpoint *e = world_open(2, first, second);
     struct fi_ops_rma rma = *(real_rma = self_of(&e[1])->rails[0].ep->rma);
     letter l;
@@ -620,8 +657,7 @@ static void redirect_of(const char *first, const char *second, int reads) {
     CHECK_EQ(e[1].lost[0] + e[0].lost[1], 0);
     letter_free(&l);
     free(elsewhere);
-    world_close(e, 2);
-    free(e);
+    world_end(e, 2);
 }
 
 TEST(redirect_of_what_goes_in_pieces) { redirect_of("FABRIC_FORCE_NO_RMA=1", NULL, -1); }
@@ -665,8 +701,7 @@ TEST(a_sender_that_stopped_in_the_middle_of_a_read_can_be_declared_dead) {
     e[1].self = NULL;
     CHECK_EQ(e[1].blocks > 0, left); /* libfabric may still write to its receives */
     e[1].blocks = 0;
-    world_close(e, 2);
-    free(e);
+    world_end(e, 2);
     if (__lsan_enable) {
         __lsan_enable();
     }
@@ -690,12 +725,10 @@ TEST(errors_of_no_operation_are_told) {
     }
     CHECK(strstr(e[0].log, "belongs to no message") != NULL && strstr(e[0].log, "4711") != NULL);
     CHECK_EQ(e[0].warnings, 1);
-    world_close(e, 2);
-    free(e);
+    world_end(e, 2);
     e = world_open(2, NULL, NULL);
     CHECK(self_of(&e[0])->rails[0].eq == NULL);
-    world_close(e, 2);
-    free(e);
+    world_end(e, 2);
 }
 
 /* Takes what it is given, and never says that it is done. */
@@ -767,8 +800,7 @@ static void completions_are_dropped(int failing) {
         letter_free(&lost[i]);
     }
     letter_free(&l);
-    world_close(e, 3);
-    free(e);
+    world_end(e, 3);
 }
 
 TEST(of_a_peer_that_died_no_completion_comes) { completions_are_dropped(0); }
@@ -812,8 +844,7 @@ static void recall_on_an_adapter(int lost) {
     fabric_transport.peer_dead(e[1].self, 0);
     free(l.payload);
     letter_free(&first);
-    world_close(e, 2);
-    free(e);
+    world_end(e, 2);
 }
 
 TEST(recall_waits_until_the_word_is_with_the_peer) { recall_on_an_adapter(0); }
@@ -840,8 +871,7 @@ TEST(a_stranger_is_not_heard) {
     CHECK_EQ(e[1].lost[2], 0);
     CHECK(self_of(&e[1])->peers[2].link == NULL);
     letter_free(&l);
-    world_close(e, 3);
-    free(e);
+    world_end(e, 3);
 }
 
 /* A member may send what makes no sense: its link ends, and nothing is written anywhere. */
@@ -867,8 +897,7 @@ TEST(nonsense_of_a_member_ends_its_link) {
             }
         }
         self_of(&e[0])->peers[1].gone = 1;
-        world_close(e, 2);
-        free(e);
+        world_end(e, 2);
     }
 }
 
@@ -905,8 +934,7 @@ TEST(ranks_that_see_different_providers_are_told) {
     CHECK_EQ(fabric_transport.add_peer(e[0].self, 1, &other, sizeof other, "there", &latency, &bandwidth),
              DDL_ERR_UNSUPPORTED); /* without a secret, and at a loopback address */
     CHECK_EQ(fabric_transport.add_peer(e[0].self, 1, &other, 7, "here", &latency, &bandwidth), DDL_ERR_ARG);
-    world_close(e, 2);
-    free(e);
+    world_end(e, 2);
 }
 
 TEST(a_lack_of_memory_leaves_nothing_behind) {

@@ -30,11 +30,37 @@ def job(program, env, ranks=2):
 def ddl_info_says_what_was_found_and_taken():
     text = job(INFO, environment()).stdout
     check("what transports found" in text and "fabric: tcp" in text and "is taken" in text, text)
+    check(re.search(r"fabric: (\S+): not looked at, as tcp is asked for", text), text)
+
+
+@test
+def ddl_info_says_why_nothing_was_taken():
+    """Of each adapter, whichever rank came to its end first; and where nobody asked for libfabric."""
+    fails("it is not in DDL_FABRIC_SUBNET", DDL_FABRIC_SUBNET="203.0.113.0/24")
+    fails("DDL_FABRIC_DOMAIN names another", DDL_FABRIC_DOMAIN="mlx5_9")
+    fails("another interface was asked for", DDL_FABRIC_INTERFACE="eth77")
+    fails("tcp is asked for", DDL_FABRIC_SUBNET="203.0.113.0/24")
+    if not os.path.isdir("/sys/class/infiniband"):
+        env = environment()
+        del env["DDL_TRANSPORTS"]
+        text = job(INFO, env).stdout
+        check("fabric: there is no RDMA device" in text, text)
 
 
 def fails(sentence, **env):
     result = job(INFO, environment(**env))
     check(result.returncode != 0 and sentence in result.stdout, f"{sentence!r} is not in:\n{result.stdout[-3000:]}")
+
+
+@test
+def another_eager_limit_of_ofi_rxm_is_kept_to():
+    """What ofi_rxm is told not to send at once does not go into large buffers; ranks that differ are told so."""
+    for limit in ("16384", "65536"):
+        result = job([PERF, "all_reduce", "-b", "64K", "-e", "1M"], environment(FI_OFI_RXM_EAGER_LIMIT=limit))
+        check(result.returncode == 0 and "0 elements are wrong" in result.stdout, result.stdout[-3000:])
+    program = ["sh", "-c", f"[ $RANK = 1 ] && export FI_OFI_RXM_EAGER_LIMIT=1000000; exec {PERF} all_reduce -b 64K -e 64K"]
+    result = job(program, environment())
+    check(result.returncode != 0 and "up to 1000000 at once" in result.stdout, result.stdout[-3000:])
 
 
 @test
@@ -53,6 +79,24 @@ def a_provider_that_is_not_there_is_an_error():
 @test
 def an_interface_that_is_not_there_is_an_error():
     fails("there is no interface eth77", DDL_FABRIC_INTERFACE="eth77")
+
+
+@test
+def ranks_that_see_different_providers_are_told_both():
+    text = sh(str(RUN), "-n 2 --no-prefix", ["sh", "-c", f'test "$RANK" = 0 || DDL_TRANSPORTS=fabric:sockets; exec {INFO}'],
+              env=environment(), timeout=60).stdout
+    if "no provider sockets" in text:
+        skip("this libfabric has no sockets provider")
+    check("tcp" in text and "sockets" in text and "they cannot reach each other this way" in text, text[-3000:])
+    check("no transport reaches rank" in text and "addresses that the other cannot use" in text, text[-3000:])
+
+
+@test
+def ranks_without_a_common_transport_are_told_what_each_has():
+    text = sh(str(RUN), "-n 2 --no-prefix", ["sh", "-c", f'test "$RANK" = 0 || DDL_TRANSPORTS=tcp; exec {INFO}'],
+              env=environment(), timeout=60).stdout
+    check(re.search(r"no transport reaches rank 1 on host \S+, which has tcp, from rank 0 on host \S+, which has fabric: they "
+                    "have none in common .set DDL_TRANSPORTS", text), text[-3000:])
 
 
 def with_library(source, sentence):
@@ -84,13 +128,14 @@ def an_old_libfabric_is_refused():
 def nobody_who_did_not_ask_is_told_of_it():
     env = environment(LD_LIBRARY_PATH="/nowhere")
     del env["DDL_TRANSPORTS"]
-    result = job(PERF, env)
-    check(result.returncode == 0 and "fabric" not in result.stdout, result.stdout[-2000:])
+    result = sh(str(RUN), "-n 2 --no-prefix", PERF, "all_reduce -b 8 -e 1M -f 64 -n 2 -w 1", env=env, timeout=60)
+    right = re.search(r"\b0 elements are wrong", result.stdout)
+    check(result.returncode == 0 and right and "fabric" not in result.stdout, result.stdout[-2000:])
 
 
 @test
 def registrations_that_fail_cost_speed_and_nothing_else():
-    env = environment(DDL_FABRIC_FORCE_FAIL_REGISTRATION="2")
+    env = environment(DDL_FABRIC_FORCE_FAIL_REGISTRATION="2", DDL_FABRIC_OFFER_BYTES="128K")
     result = sh(str(RUN), "-n 2 --no-prefix", PERF, "all_reduce -b 1M -e 4M -n 3", env=env, timeout=60)
     told = "may lock" in result.stdout or "Payloads are copied" in result.stdout
     check(result.returncode == 0 and told and re.search(r"\b0 elements are wrong", result.stdout),

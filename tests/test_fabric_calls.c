@@ -39,6 +39,9 @@ static void disturbed_exchange(endpoint *e) {
         sleep_all(e, 2, 1);
     }
     CHECK(over);
+    for (int i = 0; i < 2 * FABRIC_EVENT_POLLS; i++) { /* the queue of events is looked at */
+        (void)fabric_transport.progress(e[i % 2].self, -1);
+    }
     for (int i = 0; i < 2 * SIZES; i++) {
         letter_free(&l[i / SIZES][i % SIZES]);
     }
@@ -53,7 +56,7 @@ static int disturbed_world(int which, int at, int code) {
     call_faults.code = code;
     int opened = 0, met = 1;
     for (int i = 0; i < 2; i++) {
-        endpoint_prepare(&e[i], i, world_detail, "FABRIC_FORCE_MR=local", NULL);
+        endpoint_prepare(&e[i], i, world_detail, "FABRIC_FORCE_MR=local", "FABRIC_FORCE_EVENTS=1");
         ddl_status status = endpoint_try(&e[i], 2, &fabric_transport);
         opened += status == DDL_OK;
         CHECK(status == DDL_OK || status == DDL_ERR_NOMEM || e[i].log[0] != 0);
@@ -74,7 +77,7 @@ static int disturbed_world(int which, int at, int code) {
     endpoint_close(&e[1]);
     free(e);
     /* All that was opened was closed, but for an endpoint that libfabric cannot close (fabric_rail_open), and what holds it. */
-    CHECK(call_faults.objects == 0 || which == CALL_EP_BIND);
+    CHECK(call_faults.objects == 0 || (which == CALL_EP_BIND && at % 3 == 1)); /* addresses, events, completions */
     int reached = call_faults.calls[which] >= at;
     memset(&call_faults, 0, sizeof call_faults);
     return reached;

@@ -84,8 +84,9 @@ def two_rails_share_what_is_read():
         for side, device, address in (("A", "ddla2", "10.79.0.1"), ("B", "ddlb2", "10.79.0.2")):
             good(f"ip -n {hosts.name[side]} addr add {address}/24 dev {device}")
             good(f"ip -n {hosts.name[side]} link set {device} up")
-        end = time.monotonic() + 3
-        while time.monotonic() < end and hosts.run("B", "cat /sys/class/net/ddlb2/operstate") != "up\n":
+        end = time.monotonic() + 20
+        while hosts.run("B", "cat /sys/class/net/ddlb2/operstate") != "up\n":
+            check(time.monotonic() < end, "the second cable did not come up")
             time.sleep(0.05)
         with job(hosts, "once 4194304", "AB", DDL_FABRIC_RAILS=2, DDL_FABRIC_SUBNET="10.78.0.0/15") as j:
             j.succeed()

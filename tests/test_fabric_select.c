@@ -1,6 +1,6 @@
 /* Which adapter the libfabric plugin takes, of lists of fi_info that are made up, with interfaces and a /sys that are too:
  * loopback and bridges are never told to another host, the nearest adapter comes first. libfabric itself is not needed.
- * tests/run: variants=gcc,asan timeout=60 */
+ * tests/run: variants=gcc,asan,valgrind timeout=60 */
 #include "test.h"
 
 #include <ifaddrs.h>
@@ -15,7 +15,7 @@ static int made_up_getifaddrs(struct ifaddrs **list);
 
 /* ---- a machine ---- */
 
-enum { NICS = 4 };
+enum { NICS = 5 };
 
 typedef struct machine {
     endpoint e;
@@ -245,5 +245,29 @@ TEST(efa_before_verbs_before_tcp) {
     adapter(m, "efa", "rdmap0s6-rdm", "-", NULL);
     CHECK_EQ(strcmp(taken(m, others, 0), "rdmap0s6-rdm"), 0);
     CHECK_EQ(strcmp(taken(m, (fabric_wish){.loopback_only = 1}, 0), ""), 0); /* no secret: nobody's adapter, no loopback */
+    machine_free(m);
+}
+
+/* What ddl-info shows: nothing that libfabric has goes without a word. */
+TEST(who_is_not_looked_at_has_a_reason) {
+    machine *m = machine_make();
+    adapter(m, "sockets", "eth0", "eth0", "10.1.0.5");
+    adapter(m, "udp;ofi_rxd", "eth0", "eth0", "10.1.0.5");
+    adapter(m, "tcp;ofi_rxm", "eth0", "eth0", "10.1.0.5");
+    adapter(m, "tcp;ofi_rxm", "eth1", "eth1", "10.2.0.5");
+    adapter(m, "verbs;ofi_rxm", "mlx5_0", "ib0", "10.3.0.5");
+    taken(m, others, 0);
+    CHECK_STR(m->e.log, "efa: not in this libfabric");
+    CHECK_STR(m->e.log, "verbs;ofi_rxm on mlx5_0 (10.3.0.5): is taken");
+    CHECK_STR(m->e.log, "sockets: only looked at when DDL_TRANSPORTS or DDL_FABRIC_PROVIDER names sockets");
+    CHECK_STR(m->e.log, "udp;ofi_rxd: only looked at when DDL_TRANSPORTS or DDL_FABRIC_PROVIDER names udp;ofi_rxd");
+    const char *tcp = strstr(m->e.log, "tcp;ofi_rxm: not looked at, as verbs comes first");
+    CHECK(tcp != NULL && strstr(tcp + 1, "tcp;ofi_rxm: ") == NULL); /* once, not for each adapter */
+    m->e.log[0] = 0;
+    fabric_wish w = others;
+    w.provider = "verbs";
+    taken(m, w, 0);
+    CHECK_STR(m->e.log, "sockets: not looked at, as verbs is asked for");
+    CHECK(strstr(m->e.log, "efa") == NULL && strstr(m->e.log, "verbs;ofi_rxm: not looked at") == NULL);
     machine_free(m);
 }

@@ -1,6 +1,6 @@
 /* One job of many ranks over the libfabric plugin and its tcp: it comes up, barriers and sums are right, and memory stays
  * within what docs/operations.md states for the peers that a rank talks to.
- * 32 ranks; 64 with TEST_TORTURE=1.
+ * 64 ranks, which take 6 GB: libfabric's buffers; 32 where there is not that much.
  * tests/run: variants=gcc timeout=120 */
 #include "coll.h"
 
@@ -64,8 +64,22 @@ static void rank_main(int rank, int n, void *arg) {
     coll_leave(c);
 }
 
+static long free_kib(void) {
+    char line[128];
+    long kib = 0;
+    FILE *file = fopen("/proc/meminfo", "re");
+    while (file != NULL && kib == 0 && fgets(line, sizeof line, file) != NULL) {
+        (void)sscanf(line, "MemAvailable: %ld", &kib);
+    }
+    if (file != NULL) {
+        fclose(file);
+    }
+    return kib;
+}
+
 TEST(many_ranks_in_one_job) {
-    int n = getenv("TEST_TORTURE") != NULL ? 64 : 32;
+    int n = free_kib() >= 9 << 20 ? 64 : 32;
+    printf("     %d ranks\n", n);
     char folder[512] = "", plugin[600];
     CHECK(getcwd(folder, sizeof folder - 16) != NULL);
     strcat(folder, "/build");
@@ -83,6 +97,6 @@ TEST(many_ranks_in_one_job) {
     uint64_t peers = 2 * (uint64_t)log2_up(n);
     for (int i = 0; i < n; i++) {
         uint64_t reading = i < 2 ? 1024 : 0;
-        CHECK(w.memory[i] > 3084 << 10 && w.memory[i] <= ((3084 + 643 * peers + reading) << 10) + OTHERS_BYTES);
+        CHECK(w.memory[i] > 5133 << 10 && w.memory[i] <= ((5133 + 1668 * peers + reading) << 10) + OTHERS_BYTES);
     }
 }

@@ -127,3 +127,33 @@ TEST(a_killed_rank_is_told_apart) {
     CHECK(WIFSIGNALED(r.status[1]) && WTERMSIG(r.status[1]) == SIGKILL);
     CHECK_EQ(r.status[0], 0);
 }
+
+static void ends_itself(void) { _exit(3); }
+static void fails_apart(void) { CHECK(0); }
+static void of_many_ranks(void) {
+    ranks_threads(3, count, NULL);
+    CHECK(0); /* is not reached */
+}
+
+static test__case apart_case;
+static void run_apart(void) { test__run_apart(&apart_case); }
+
+TEST(a_test_in_a_process_of_its_own_is_seen_to_fail) {
+    apart_case.run = ends_itself;
+    CHECK_EQ(failures_in(run_apart), 1);
+    apart_case.run = fails_apart;
+    CHECK_EQ(failures_in(run_apart), 1);
+}
+
+TEST(a_test_in_a_process_of_its_own_is_skipped_for_its_ranks) {
+    test__counters before = *test__now;
+    apart_case.run = of_many_ranks;
+    setenv("TEST_MOST_RANKS", "2", 1);
+    test__run_apart(&apart_case);
+    unsetenv("TEST_MOST_RANKS");
+    test__counters after = *test__now;
+    *test__now = before;
+    CHECK_EQ(after.failures, before.failures);
+    CHECK_STR(after.reason, "so many ranks");
+    CHECK_EQ(after.skipped, 1);
+}

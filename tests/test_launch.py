@@ -61,9 +61,10 @@ def torchrun_itself():
 
 @test
 def the_start_is_one_line():
-    """At level info, of eight ranks with all plugins that are built."""
+    """At level info, of eight ranks with all plugins that are built. That a collective was slow, as on a machine that others
+    keep busy, is told of by another line, here switched off."""
     plugins = sorted(BUILD.glob("libddl-*.so"))
-    with Job(RANK, "correct", ranks=8, DDL_PLUGIN_PATH=BUILD) as job:
+    with Job(RANK, "correct", ranks=8, DDL_PLUGIN_PATH=BUILD, DDL_SLOW=0) as job:
         job.succeed()
         said = [line for r in range(8) for line in job.output(r).splitlines()
                 if line.startswith("ddl:")]

@@ -85,7 +85,8 @@ static const char plugin_source[] =
     "  .event_record = (void *)dead_, .event_test = (void *)dead_, .event_free = (void *)dead_, DEVICE};\n"
     "#define D &d\n#else\n#define D 0\n#endif\n"
     "#ifdef OFFERS_NOTHING\n#define T 0\n#else\n#define T &t\n#endif\n"
-    "static const ddl_plugin table = {SIZE, ABI, STR(TABLE), MARK, \"a test\", T, D};\n"
+    "static const ddl_plugin table = {.size = SIZE, .abi = ABI, .name = STR(TABLE), .version = MARK,\n"
+    "  .about = \"a test\", .transport = T, .device = D};\n"
     "DDL_PLUGIN_EXPORT const ddl_plugin *JOIN(ddl_plugin_, SYMBOL, _v1)(const ddl_host *h);\n"
     "const ddl_plugin *JOIN(ddl_plugin_, SYMBOL, _v1)(const ddl_host *h) {\n"
     "#ifdef WARNS\n  h->log(h, DDL_LOG_WARN, \"no quantum adapter was found\");\n#endif\n"
@@ -338,7 +339,8 @@ static const ddl_plugin *folded_entry(const ddl_host *host) {
         .size = sizeof transport, .flags = DDL_TRANSPORT_ORDERED, .max_payload_bytes = 1 << 20, .open = t_open,
         .close = t_close, .address = t_address, .add_peer = t_add, .send = t_send, .progress = t_progress,
         .wait = t_wait, .peer_dead = t_dead};
-    static const ddl_plugin table = {sizeof table, DDL_PLUGIN_ABI, "alpha", "folded", "", &transport, NULL};
+    static const ddl_plugin table = {.size = sizeof table, .abi = DDL_PLUGIN_ABI, .name = "alpha", .version = "folded",
+                                     .about = "", .transport = &transport};
     (void)host;
     return &table;
 }
@@ -511,10 +513,12 @@ IN_FOLDER(a_part_of_an_optional_family) {
         expect_broken(name, say("its transport lacks the member %s, but has others", natives[without]));
     }
     static const char *const pairs[][3] = {{"MORE", "memory_alloc", "memory_free"},
+                                           {"MORE", "peek", "taken"},
+                                           {"MORE", "reserve", "publish"},
                                            {"DEVICE", "host_alloc", "host_free"},
                                            {"DEVICE", "stream_make", "stream_free"},
                                            {"DEVICE", "gate_put", "gate_open"}};
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 12; i++) {
         const char *const *pair = pairs[i / 2];
         snprintf(name, sizeof name, "pair%d", i);
         plugin(name, say("-D%s='HAS(%s)'", pair[0], pair[1 + i % 2]));

@@ -7,7 +7,7 @@ import re
 
 from harness import ROOT, check, good, main, scratch, sh, skip, test
 
-TARGETS = "all demo test test-gpu deps plugins tools examples bench plots torture install uninstall check clean help".split()
+TARGETS = "all demo test test-arm64 test-gpu deps plugins tools examples bench plots torture install uninstall check clean help".split()
 
 
 @test

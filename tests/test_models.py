@@ -59,7 +59,10 @@ def arrivals_with_planted_bugs():
 
 @test
 def rounds():
-    right("rounds", "N=2", "ROUNDS=3")  # SPLIT and three ranks have too many states to be gone through here
+    right("rounds", "N=2", "ROUNDS=5")
+    right("rounds", "N=3", "ROUNDS=3")
+    right("rounds", "N=2", "ROUNDS=5", "SPLIT")
+    right("rounds", "N=3", "ROUNDS=4", "SPLIT", "COARSE")
 
 
 @test
@@ -67,6 +70,21 @@ def rounds_with_planted_bugs():
     wrong("rounds", "N=2", "ROUNDS=5", "BUG_ROOM")
     wrong("rounds", "N=2", "ROUNDS=5", "BUG_INPLACE")
     wrong("rounds", "N=2", "ROUNDS=5", "SPLIT", "BUG_OWN")
+    wrong("rounds", "N=3", "ROUNDS=4", "SPLIT", "COARSE", "BUG_ROOM")
+    wrong("rounds", "N=3", "ROUNDS=4", "SPLIT", "COARSE", "BUG_OWN")
+
+
+@test
+def direct():
+    right("direct", "N=2", "OPS=5")
+    right("direct", "N=3", "OPS=2")
+    right("direct", "N=3", "OPS=3", "COARSE")
+
+
+@test
+def direct_with_planted_bugs():
+    for bug in ("BUG_FENCE", "BUG_PAGES", "BUG_LOOK", "BUG_TOLD", "BUG_READ", "BUG_ARRIVE", "BUG_EDGE"):
+        wrong("direct", "N=2", "OPS=3", bug)
 
 
 @test

@@ -60,15 +60,20 @@ static void ssp_work(ddl_group *w, ddl_ps *ps, void *arg) {
     }
 }
 
-static void ssp(ddl_group *w, void *arg) {
-    watch *x = (watch *)arg;
+/* Servers of WORKERS parameters that begin as zeros. */
+static void run_counters(ddl_group *w, const ddl_ps_config *config, ps_fn work, watch *x) {
     float zeros[WIDE] = {0};
     ddl_tensor params[WORKERS];
     for (int i = 0; i < WORKERS; i++) {
         params[i] = ddl_tensor_1d(zeros, DDL_F32, WIDE);
     }
+    ps_run(w, config, params, WORKERS, work, x);
+}
+
+static void ssp(ddl_group *w, void *arg) {
+    watch *x = (watch *)arg;
     ddl_ps_config config = {.servers = 2, .sync = x->sync, .op = DDL_SUM, .optimizer = {.learning_rate = 1}};
-    ps_run(w, &config, params, WORKERS, ssp_work, x);
+    run_counters(w, &config, ssp_work, x);
 }
 
 static void run_ssp(int staleness, int most, int bound) {
@@ -111,13 +116,8 @@ static void uneven_work(ddl_group *w, ddl_ps *ps, void *arg) {
 
 static void uneven(ddl_group *w, void *arg) {
     watch *x = (watch *)arg;
-    float zeros[WIDE] = {0};
-    ddl_tensor params[WORKERS];
-    for (int i = 0; i < WORKERS; i++) {
-        params[i] = ddl_tensor_1d(zeros, DDL_F32, WIDE);
-    }
     ddl_ps_config config = {.servers = 2, .sync = x->sync};
-    ps_run(w, &config, params, WORKERS, uneven_work, x);
+    run_counters(w, &config, uneven_work, x);
 }
 
 TEST(who_waits_for_the_slowest_is_not_slow) {

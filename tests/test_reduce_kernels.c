@@ -1,6 +1,6 @@
 /* Every reduction kernel against plain scalar arithmetic written here: each type, op, instruction set, odd counts and
  * addresses, every aliasing that is allowed, special values; conversions of halves; reduce_many, scale and average.
- * tests/run: variants=gcc,asan libs=-lm */
+ * tests/run: variants=gcc,asan,arm64 libs=-lm */
 #include "test.h"
 
 #define DDL_IMPLEMENTATION

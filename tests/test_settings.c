@@ -650,6 +650,20 @@ TEST(another_network_namespace_is_another_host) {
     CHECK_EQ(strcspn(here, "/"), strcspn(there, "/")); /* the boot id is the same */
 }
 
+/* The same of a plugin that says what it reads. */
+TEST(unknown_variables_of_a_plugin_are_seen) {
+    static const char *const known[] = {"SHM_RING_BYTES", "SHM_CMA", NULL}, *const none[] = {NULL};
+    CHECK_EQ(ddl__plugin_setting_unknown(known, "DDL_SHM_CMA=0"), 0);
+    CHECK_EQ(ddl__plugin_setting_unknown(known, "DDL_SHM_RING_BYTES="), 0);
+    CHECK_EQ(ddl__plugin_setting_unknown(known, "DDL_SHM_CMAX=0"), 12);
+    CHECK_EQ(ddl__plugin_setting_unknown(known, "DDL_SHM_CM=0"), 10);
+    CHECK_EQ(ddl__plugin_setting_unknown(none, "DDL_SHM_CMA=0"), 11);
+    CHECK_STR(ddl__plugin_setting_near(known, "SHM_CAM", 7), "SHM_CMA");
+    CHECK_STR(ddl__plugin_setting_near(known, "SHM_RING_BYTS", 13), "SHM_RING_BYTES");
+    CHECK(ddl__plugin_setting_near(known, "SHM_WHATEVER", 12) == NULL);
+    CHECK(ddl__plugin_setting_near(none, "SHM_CMA", 7) == NULL);
+}
+
 /* What is warned of, and what was probably meant. */
 TEST(unknown_variables_are_seen) {
     static const struct {

@@ -214,41 +214,52 @@ static void recover(ddl_context *c, int n) {
     CHECK_EQ(ddl_group_free(&again), DDL_OK);
 }
 
+/* Element i of what this rank gets, of which rank r gives r + 1; 0: it gets nothing. */
+static float gets(const shared *s, int rank, int64_t i) {
+    float sum = (float)(RANKS * (RANKS + 1)) / 2;
+    switch (s->kind) {
+    case DDL_BROADCAST: return 1;
+    case DDL_ALL_GATHER: return (float)(i / (s->count / RANKS) + 1);
+    case DDL_REDUCE: return rank == (s->victim + 1) % RANKS ? sum : 0;
+    default: return sum;
+    }
+}
+
 static void one_is_blind(int rank, int n, void *arg) {
     shared *s = arg;
     ddl_context *c = NULL;
     ddl_tensor in, out;
+    (void)n;
     REQUIRE(join(rank, "shm", &c) == DDL_OK);
     CHECK_EQ(ddl_tensor_alloc(c, DDL_F32, 1, &s->count, &in), DDL_OK);
     CHECK_EQ(ddl_tensor_alloc(c, DDL_F32, 1, &s->count, &out), DDL_OK);
-    memset(in.data, 0, (size_t)s->count * 4);
     CHECK_EQ(ddl_barrier(ddl_world(c)), DDL_OK);
     faults.map = rank == s->victim; /* the next mapping is that of a peer's memory */
-    double start = test_now_s();
-    ddl_status status = call(ddl_world(c), s, in, out);
-    status = status == DDL_OK ? ddl_barrier(ddl_world(c)) : status; /* a root may have been done before */
-    CHECK_EQ(status, DDL_ERR_NOMEM);
-    CHECK(test_now_s() - start < 1.0 * test_slow());
+    for (int round = 0; round < 4; round++) { /* where a peer's broadcast lies is known from its first one */
+        for (int64_t i = 0; i < s->count; i++) {
+            ((float *)in.data)[i] = (float)(rank + 1);
+            ((float *)out.data)[i] = -1;
+        }
+        CHECK_EQ(call(ddl_world(c), s, in, out), DDL_OK);
+        const float *got = s->kind == DDL_BROADCAST ? in.data : out.data;
+        int64_t count = s->kind == DDL_ALL_GATHER ? s->count / RANKS * RANKS : s->count;
+        for (int64_t i = 0; i < count && gets(s, rank, i) > 0; i++) {
+            REQUIRE(got[i] >= gets(s, rank, i) && got[i] <= gets(s, rank, i));
+        }
+    }
     CHECK_EQ(faults.map, 0);
-    snprintf(s->said[rank], sizeof s->said[rank], "%s", ddl_error(c));
-    recover(c, n);
+    CHECK_EQ(ddl_barrier(ddl_world(c)), DDL_OK);
     CHECK_EQ(ddl_tensor_free(c, &in), DDL_OK);
     CHECK_EQ(ddl_tensor_free(c, &out), DDL_OK);
     CHECK_EQ(ddl_finalize(&c), DDL_OK);
 }
 
-TEST(a_rank_that_cannot_map_a_peer_ends_the_call_on_all) {
+TEST(a_rank_that_cannot_map_a_peer_goes_another_way_with_all) {
     static const int kinds[] = {DDL_ALL_REDUCE, DDL_ALL_REDUCE, DDL_BROADCAST, DDL_ALL_GATHER, DDL_REDUCE};
     for (int k = 0; k < 5; k++) {
         shared *s = now = ranks_shared(sizeof *s);
         *s = (shared){.kind = kinds[k], .blocking = k == 0, .victim = 1 + k % (RANKS - 1), .count = COUNT};
         ranks_fork(RANKS, one_is_blind, s, 30);
-        char name[40];
-        snprintf(name, sizeof name, "the transport of rank %d failed in", s->victim);
-        for (int rank = 0; rank < RANKS; rank++) {
-            CHECK_STR(s->said[rank], name);
-            CHECK_STR(s->said[rank], "out of memory");
-        }
     }
 }
 

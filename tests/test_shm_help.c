@@ -1,6 +1,6 @@
 /* A sender of shared memory that helps its receiver (plugins/shm/help.h), deterministically: what the sender does happens
  * in the middle of the receiver's reads. All content is compared with a pattern by the host.
- * tests/run: variants=gcc,asan timeout=60 */
+ * tests/run: variants=gcc,asan,tsan timeout=60 */
 #define _GNU_SOURCE 1
 #include "shm_host.h"
 
@@ -13,6 +13,9 @@ static struct {
     int recall_at;         /* in this read the sender takes the message back; 0: never */
     letter *letter;
     endpoint *other; /* makes progress as well */
+    int yields, stages;   /* of the receiver; pieces that the sender stages in each */
+    uint64_t step_ns;     /* how long each takes, by */
+    uint64_t clock_ns;    /* the receiver's clock */
 } play;
 
 static void in_the_middle(void) {
@@ -70,6 +73,59 @@ TEST(a_sender_that_looks_in_saves_reads) {
     CHECK(play.reads > PIECES / 3 && play.reads <= PIECES / 2 + 1);
     fetch(1000); /* a window full for each read */
     CHECK(play.reads >= PIECES / (int)(SHM_HELP_PIECES + 1) && play.reads <= PIECES / (int)SHM_HELP_PIECES + 1);
+}
+
+/* ---- on one core ---- */
+
+static uint64_t told_ns(const ddl_host *host) {
+    (void)host;
+    return play.clock_ns;
+}
+
+static void while_given_away(void) {
+    play.yields++;
+    play.clock_ns += play.step_ns;
+    for (int i = 0; i < play.stages; i++) {
+        CHECK(play.sender->transport->progress(play.sender->self, -1) >= 0);
+    }
+}
+
+/* The receiver gets n messages of a sender that ran on sender_core and does something only while the core is free. */
+static void fetch_on(int sender_core, int stages, uint64_t step_ns, int n) {
+    static endpoint e[2];
+    begin(e, 2, 0);
+    play.stages = stages;
+    play.step_ns = step_ns;
+    play.clock_ns = mini_now_ns(&e[1].host);
+    e[1].host.now_ns = told_ns;
+    faults.at_yield = while_given_away;
+    for (int i = 0; i < n; i++) {
+        letter l;
+        faults.on_core = sender_core + 1;
+        CHECK_EQ(post(&e[0], 1, &l, BYTES), DDL_IN_PROGRESS);
+        faults.on_core = 3 + 1;
+        DRIVE(e, 2, e[1].arrived[0] == (uint64_t)i + 1 && l.returned) {}
+        letter_free(&l);
+    }
+    end(e, 2);
+}
+
+TEST(a_receiver_gives_its_core_to_a_sender_that_shares_it) {
+    fetch_on(3, 1000, 0, 1);
+    CHECK_EQ(play.reads, 1); /* the first piece; then the sender stages a window in each turn */
+    CHECK_EQ(play.yields, (PIECES - 1 + SHM_HELP_PIECES - 1) / SHM_HELP_PIECES);
+    fetch_on(2, 1000, 0, 1);
+    CHECK_EQ(play.yields, 0);
+}
+
+TEST(a_core_is_not_given_away_in_vain) {
+    fetch_on(3, 0, 0, 1);
+    CHECK_EQ(play.yields, SHM_HELP_YIELDS);
+    CHECK(play.reads < PIECES && play.reads >= PIECES / (int)SHM_HELP_ALONE);
+    fetch_on(3, 1000, SHM_YIELD_LONG_NS + 1, 2); /* somebody who computes has the core meanwhile */
+    CHECK_EQ(play.yields, 1);
+    fetch_on(3, 0, SHM_YIELD_PAUSE_NS + 1, 1); /* the pause begins when the core is back */
+    CHECK_EQ(play.yields, 1);
 }
 
 TEST(windows_serve_one_message_after_the_other) {

@@ -380,10 +380,10 @@ TEST(large_ones) {
     }
 }
 
-/* The same where ranks share cores: in rounds as large as the ring allows. */
-TEST(large_ones_of_ranks_that_share_cores) {
+/* Where ranks share cores: in rounds as large as the ring allows, and what is small without a second exchange. */
+static void of_ranks_that_share_cores(size_t most) {
     for (int n = 2; n <= 4; n++) {
-        sweep s = {.most = 4 << 20, .queued = 2, .rounds = 60};
+        sweep s = {.most = most, .queued = 2, .rounds = 60};
         native_world w = {.fn = sweep_rank, .arg = &s, .cores = 1};
         native_world_make(&w, n);
         CHECK(w.endpoint[n - 1]->crowded);
@@ -391,6 +391,9 @@ TEST(large_ones_of_ranks_that_share_cores) {
         native_world_free(&w);
     }
 }
+
+TEST(large_ones_of_ranks_that_share_cores) { of_ranks_that_share_cores(4 << 20); }
+TEST(medium_ones_of_ranks_that_share_cores) { of_ranks_that_share_cores(200 << 10); }
 
 /* ---- blocks of every size ---- */
 
@@ -495,9 +498,12 @@ static void blocks_rank(shm *t, int rank, int n, void *arg) {
     shm_take_back(t, out);
 }
 
-/* Where the ring has room for blocks of more than 16 and less than 64 KiB. */
+/* Where the ring has room for a block of more than 16 and less than 64 KiB beside the two edges, which are pages. */
 TEST(blocks_as_large_as_the_ring_allows) {
-    setenv("SHM_STAGING_BYTES", "1M", 1);
+    char staging[32];
+    uint64_t block = 44u << 10, edges = 2 * (uint64_t)sysconf(_SC_PAGESIZE);
+    snprintf(staging, sizeof staging, "%llu", (unsigned long long)(SHM_PIECES * (2 * (block + edges) + SHM_RING_AT)));
+    setenv("SHM_STAGING_BYTES", staging, 1);
     for (int n = 5; n <= 7; n += 2) {
         for (uint64_t element = 1; element <= 8; element *= 8) {
             blocks b = {.element = element};

@@ -54,6 +54,53 @@ TEST(eight_ranks_all_to_all_fetched) { exchange(RANKS, NULL, NULL, 0); }
 TEST(eight_ranks_all_to_all_streamed) { exchange(RANKS, "SHM_CMA=0", "SHM_RING_BYTES=16K", 0); }
 TEST(eight_ranks_all_to_all_from_lent_memory) { exchange(RANKS, NULL, "SHM_RING_BYTES=16K", 1); }
 
+/* Writes one where the peer finds it. Returns what reserve said. */
+static ddl_status put(endpoint *e, int peer, uint64_t bytes) {
+    uint8_t *header = NULL;
+    void *payload = NULL;
+    ddl_status status = e->transport->reserve(e->self, peer, bytes, &header, &payload);
+    if (status == DDL_OK) {
+        uint64_t words[6] = {bytes, e->sent_number[peer]++, (uint64_t)e->rank};
+        memcpy(header, words, sizeof words);
+        for (uint64_t i = 0; i < bytes; i++) {
+            ((uint8_t *)payload)[i] = pattern(words[1], (uint64_t)e->rank, i);
+        }
+        e->transport->publish(e->self, peer, bytes);
+    }
+    return status;
+}
+
+/* What is written in place comes in its turn among what is sent, round the end of the ring, and never overtakes what
+ * waits for room. */
+TEST(what_is_written_in_place_keeps_its_turn) {
+    enum { TIMES = 5000 };
+    static endpoint e[2];
+    static letter l[TIMES];
+    uint64_t placed = 0, refused = 0;
+    world_open_as(e, 2, "SHM_RING_BYTES=16K", NULL);
+    for (int i = 0; i < TIMES; i++) {
+        uint64_t bytes = (uint64_t)i * 37 % 1100;
+        ddl_status status = put(&e[0], 1, bytes);
+        placed += status == DDL_OK;
+        refused += status != DDL_OK;
+        CHECK(status == DDL_OK || bytes < 1024 || status == DDL_IN_PROGRESS);
+        CHECK(post(&e[0], 1, &l[i], (uint64_t)i * 91 % 600) >= 0);
+        if (i % 50 == 49) { /* meanwhile the ring has become full */
+            DRIVE(e, 2, e[1].arrived[0] == placed + (uint64_t)i + 1) {}
+        }
+    }
+    CHECK(placed > TIMES / 10);
+    CHECK(refused > TIMES / 10);
+    CHECK_EQ(e[1].arrived[0], placed + TIMES);
+    CHECK_EQ(e[1].bad, 0);
+    for (int i = 0; i < TIMES; i++) {
+        letter_free(&l[i]);
+    }
+    e[0].transport->peer_dead(e[0].self, 1);
+    CHECK(put(&e[0], 1, 8) != DDL_OK);
+    world_close(e, 2);
+}
+
 /* send() from inside deliver() and landed(): the way a core answers a request. */
 TEST(answers_from_within_a_host_function) {
     for (int way = 0; way < 2; way++) {

@@ -1,6 +1,6 @@
 /* Views of memory: counts and shapes, DDL_ARRAY (which refuses a pointer at compile time), memory of ddl_tensor_alloc,
  * DLPack both ways, strides that a message must honour.
- * tests/run: variants=gcc,asan timeout=60 */
+ * tests/run: variants=gcc,asan,arm64 timeout=60 */
 #include "world.h"
 
 #include <stdatomic.h>

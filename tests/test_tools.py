@@ -100,6 +100,14 @@ def the_table_has_the_columns_of_nccl_tests():
 
 
 @test
+def each_size_is_one_row():
+    """Sizes below an element of each rank come to the same: nothing, then one."""
+    for op, sizes in {"broadcast": [0, 4, 8, 16, 32, 64], "all_to_all": [0, 12, 24, 60], "barrier": [0]}.items():
+        rows = [r for r in rows_of(perf(3, f"{op} -b 0 -e 64 -n 1 -w 0 --format csv")) if r["in_place"] == "0"]
+        check([int(r["size_bytes"]) for r in rows] == sizes, str(rows))
+
+
+@test
 def an_algorithm_can_be_chosen():
     rows = rows_of(perf(3, "all_reduce -b 8 -e 8 -n 1 --algo ring --format csv"))
     check({r["algorithm"] for r in rows} == {"ring"}, str(rows))
@@ -297,10 +305,18 @@ def info_tells_how_shared_memory_moves_data():
 
 @test
 def settings_of_a_plugin_are_its_own():
-    env = dict(os.environ, DDL_SHM_WHATEVER="1", DDL_SHMOO_WHATEVER="1")
+    env = dict(os.environ, DDL_SHM_WHATEVER="1", DDL_SHM_STAGING_BYTE="1M", DDL_SHM_RING_BYTES="64K",
+               DDL_SHMOO_WHATEVER="1", DDL_FABRIC_PROVIDR="tcp", DDL_PLUGINS="shm,fabric")
     text = sh([BUILD / "ddl-info"], env=env).stdout
     check("DDL_SHMOO_WHATEVER is no setting of ddl" in text, text)
-    check("DDL_SHM_WHATEVER is no setting" not in text, text)
+    check("DDL_SHM_WHATEVER is no setting of plugin shm; its documentation lists" in text, text)
+    check("DDL_SHM_STAGING_BYTE is no setting of plugin shm; did you mean DDL_SHM_STAGING_BYTES?" in text, text)
+    check("DDL_SHM_RING_BYTES is no setting" not in text, text)
+    if (BUILD / "libddl-fabric.so").exists():
+        check("DDL_FABRIC_PROVIDR is no setting of plugin fabric; did you mean DDL_FABRIC_PROVIDER?" in text, text)
+    without = sh([BUILD / "ddl-info"], env=dict(env, DDL_PLUGINS="none")).stdout
+    check("DDL_SHMOO_WHATEVER is no setting of ddl" in without, without)
+    check("DDL_SHM_STAGING_BYTE is" not in without and "DDL_FABRIC_PROVIDR is" not in without, without)
 
 
 @test

@@ -160,11 +160,11 @@ static void *finalize(void *context) {
     return NULL;
 }
 
-/* The program's thread is between two gradients (without elements: their memory ends with the context). The number that
- * it wakes the progress thread through is no other file's before it has freed the trainer. */
+/* The program's thread is between two gradients, or in one. The number that it wakes the progress thread through is no
+ * other file's before it has freed the trainer. */
 TEST(a_context_ends_while_gradients_are_made_ready) {
-    enum { MANY = 1000 };
-    float none[1] = {0};
+    enum { MANY = 1000, COUNT = 4096 };
+    static float param[COUNT], grad[COUNT];
     ddl_context *c = NULL;
     ddl_trainer *t = NULL;
     pthread_t other;
@@ -173,7 +173,7 @@ TEST(a_context_ends_while_gradients_are_made_ready) {
     int fd = c->wake_fd;
     CHECK_EQ(ddl_trainer_create(ddl_world(c), &(ddl_trainer_config){.unchecked = 1}, &t), DDL_OK);
     for (int i = 0; i < MANY; i++) {
-        CHECK_EQ(ddl_trainer_add(t, NULL, DDL_VIEW(none, 0), DDL_VIEW(none, 0), NULL, NULL), DDL_OK);
+        CHECK_EQ(ddl_trainer_add(t, NULL, DDL_ARRAY(param), DDL_ARRAY(grad), NULL, NULL), DDL_OK);
     }
     CHECK_EQ(ddl_trainer_start(t), DDL_OK);
     CHECK_EQ(ddl_grad_ready(t, MANY - 1), DDL_OK);
@@ -181,7 +181,6 @@ TEST(a_context_ends_while_gradients_are_made_ready) {
     ddl_status status = DDL_OK;
     for (int i = MANY - 2; i > 0 && status == DDL_OK; i--) {
         status = ddl_grad_ready(t, i);
-        pause_us(50);
     }
     CHECK(status == DDL_OK || status == DDL_ERR_STATE);
     pthread_join(other, NULL);
@@ -189,6 +188,74 @@ TEST(a_context_ends_while_gradients_are_made_ready) {
     CHECK(fcntl(fd, F_GETFD) >= 0);
     CHECK_EQ(ddl_trainer_free(&t), DDL_OK);
     CHECK_EQ(fcntl(fd, F_GETFD), -1);
+}
+
+/* A step of the program's own: the context is finalized meanwhile, and has not come to an end when the step has. */
+typedef struct last_step {
+    ddl_context *c;
+    pthread_t other;
+    atomic_int over;
+} last_step;
+
+static void *finalize_and_tell(void *arg) {
+    last_step *last = arg;
+    ddl_context *c = last->c;
+    CHECK_EQ(ddl_finalize(&c), DDL_OK);
+    atomic_store(&last->over, 1);
+    return NULL;
+}
+
+static int step_in_the_end(void *user, ddl_trainer *t) {
+    last_step *last = user;
+    (void)t;
+    CHECK_EQ(pthread_create(&last->other, NULL, finalize_and_tell, last), 0);
+    while (!last->c->finalized) {
+        pause_us(100);
+    }
+    pause_us(300000); /* a context that does not wait is gone after a thousandth of it */
+    CHECK_EQ(atomic_load(&last->over), 0);
+    return 0;
+}
+
+TEST(a_context_ends_when_the_step_that_is_under_way_has) {
+    static float param[5000], grad[5000];
+    last_step last = {0};
+    ddl_trainer *t = NULL;
+    CHECK_EQ(ddl_init(&(ddl_config){.progress_thread = 1}, &last.c), DDL_OK);
+    REQUIRE(last.c != NULL);
+    ddl_trainer_config config = {.step = step_in_the_end, .step_user = &last};
+    CHECK_EQ(ddl_trainer_create(ddl_world(last.c), &config, &t), DDL_OK);
+    CHECK_EQ(ddl_trainer_add(t, NULL, DDL_ARRAY(param), DDL_ARRAY(grad), NULL, NULL), DDL_OK);
+    CHECK_EQ(ddl_trainer_start(t), DDL_OK);
+    CHECK_EQ(ddl_grad_ready(t, 0), DDL_OK);
+    ddl_step(t);
+    pthread_join(last.other, NULL);
+    CHECK_EQ(ddl_step(t), DDL_ERR_STATE);
+    CHECK_EQ(ddl_trainer_free(&t), DDL_OK);
+}
+
+static void *free_trainer(void *arg) {
+    ddl_trainer *t = arg;
+    CHECK_EQ(ddl_trainer_free(&t), DDL_OK);
+    return NULL;
+}
+
+TEST(a_context_ends_while_its_trainer_is_freed) {
+    static float param[5000], grad[5000];
+    for (int i = 0; i < 20; i++) {
+        ddl_context *c = NULL;
+        ddl_trainer *t = NULL;
+        pthread_t other;
+        CHECK_EQ(ddl_init(&(ddl_config){.progress_thread = 1}, &c), DDL_OK);
+        REQUIRE(c != NULL);
+        CHECK_EQ(ddl_trainer_create(ddl_world(c), NULL, &t), DDL_OK);
+        CHECK_EQ(ddl_trainer_add(t, NULL, DDL_ARRAY(param), DDL_ARRAY(grad), NULL, NULL), DDL_OK);
+        CHECK_EQ(ddl_trainer_start(t), DDL_OK);
+        REQUIRE(pthread_create(&other, NULL, free_trainer, t) == 0);
+        pause_us(i % 2 == 0 ? 50 : 0);
+        CHECK_EQ(ddl_finalize(&c), DDL_OK);
+        pthread_join(other, NULL);
+    }
 }
 
 /* Servers add, and the iteration cannot be ended there: parameters have changed, and the step is not made once more. */
@@ -291,7 +358,7 @@ static void descend(ddl_group *w, void *arg) {
     }
     OK(ddl_trainer_add(t, "little", DDL_ARRAY(little), DDL_ARRAY(little_grad), NULL, NULL));
     OK(ddl_trainer_start(t));
-    CHECK(ddl__weight_is_squeezed(&t->weights[0]) && !ddl__weight_is_squeezed(&t->weights[ROWS]));
+    CHECK(ddl__weight_is_compressed(&t->weights[0]) && !ddl__weight_is_compressed(&t->weights[ROWS]));
     double first = 0, last = 0;
     for (int s = 0; s < 150; s++) {
         double loss = 0;

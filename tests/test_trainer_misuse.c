@@ -8,6 +8,7 @@
 typedef struct bench {
     float p[2][4], g[2][4];
     ddl_trainer *t;
+    ddl_context *context;
 } bench;
 
 static void bench_make(ddl_group *w, bench *b, const ddl_trainer_config *config) {
@@ -569,3 +570,34 @@ TEST(a_refused_step_leaves_error_feedback_as_it_was) {
         }
     }
 }
+
+/* Each step of the program's own tries to finalize the context that it is a part of. */
+static int step_that_finalizes(void *user, ddl_trainer *t) {
+    bench *b = user;
+    ddl_context *c = b->context;
+    (void)t;
+    CHECK_EQ(ddl_finalize(&c), DDL_ERR_STATE);
+    CHECK(c == b->context);
+    CHECK_STR(ddl_error(c), "this thread is inside ddl_");
+    CHECK_STR(ddl_error(c), "return from it first");
+    for (int i = 0; i < 8; i++) {
+        b->p[i / 4][i % 4] -= b->g[i / 4][i % 4];
+    }
+    return 0;
+}
+
+static void finalizes_in_steps(ddl_group *w, void *arg) {
+    (void)arg;
+    bench b;
+    b.context = ddl_group_context(w);
+    ddl_trainer_config config = {.step = step_that_finalizes, .step_user = &b};
+    bench_make(w, &b, &config);
+    OK(ddl_trainer_start(b.t));
+    for (int step = 1; step <= 3; step++) {
+        bench_step(w, &b);
+        bench_check(&b, step); /* the job goes on */
+    }
+    OK(ddl_trainer_free(&b.t));
+    OK(ddl_barrier(w));
+}
+TEST(a_step_that_finalizes_is_told_so) { world_threads(2, finalizes_in_steps, NULL); }

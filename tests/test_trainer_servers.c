@@ -504,29 +504,29 @@ TEST(an_optimizer_of_the_program_on_workers_in_shards_and_on_servers) {
 
 /* >>compression: what is not sent stays with its worker, and is sent later */
 
-typedef struct squeeze {
+typedef struct compressed_run {
     ddl_trainer_config config;
     double off;  /* what a parameter may be off, in the end */
     double part; /* of the bytes of f32 that are pushed */
-} squeeze;
+} compressed_run;
 
-enum { SQUEEZED_STEPS = 60 };
+enum { COMPRESSED_STEPS = 60 };
 
 static float part_of(int rank, int i, int k) { return (float)((rank + 1) * (((i + k) * 5) % 7 - 3)) / 4; }
 
-static void squeezed(ddl_group *w, void *arg) {
-    squeeze *x = arg;
+static void compressed(ddl_group *w, void *arg) {
+    compressed_run *x = arg;
     net *m = malloc(sizeof *m);
     int me = ddl_rank(w), n = ddl_size(w), total = 0;
     ddl_trainer_stats stats;
     net_make(w, m, &x->config);
-    for (int step = 0; step <= SQUEEZED_STEPS; step++) {
+    for (int step = 0; step <= COMPRESSED_STEPS; step++) {
         for (int i = 0; i < TENSORS; i++) {
             for (int k = 0; k < sizes[i]; k++) {
                 m->g[i][k] = part_of(me, i, k);
             }
         }
-        if (step == SQUEEZED_STEPS) {
+        if (step == COMPRESSED_STEPS) {
             OK(ddl_barrier(w)); /* SSP: the others have pushed all */
         }
         OK(ddl_grad_ready(m->t, DDL_ALL));
@@ -541,7 +541,7 @@ static void squeezed(ddl_group *w, void *arg) {
             double want = 0;
             for (int r = 0; r < n; r++) {
                 want -= (double)part_of(r, i, k) *
-                        (x->config.sync == DDL_SYNC_BSP || r == me ? SQUEEZED_STEPS + 1 : SQUEEZED_STEPS + 0.5) / n;
+                        (x->config.sync == DDL_SYNC_BSP || r == me ? COMPRESSED_STEPS + 1 : COMPRESSED_STEPS + 0.5) / n;
             }
             double off = (double)m->p[i][k] - want;
             if (!(off <= x->off && off >= -x->off)) {
@@ -561,7 +561,7 @@ static void squeezed(ddl_group *w, void *arg) {
 }
 
 TEST(compressed_pushes) {
-    const squeeze all[] = {
+    const compressed_run all[] = {
         {{RATE1, .compression = {.kind = DDL_COMPRESS_F16}}, 1e-4, 0.5},
         {{RATE1, .compression = {.kind = DDL_COMPRESS_BF16}, .schedule = DDL_SCHEDULE_WAIT_FREE}, 1e-4, 0.5},
         {{RATE1, .compression = {.kind = DDL_COMPRESS_INT8}, .overlap_forward = 1}, 0.05, 0.27},
@@ -572,8 +572,8 @@ TEST(compressed_pushes) {
         {{RATE1, .compression = {.kind = DDL_COMPRESS_INT8}, .sync = DDL_SYNC_SSP, .servers = 1}, 2, 0.27},
     };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
-        squeeze x = all[i];
-        world_threads(2, squeezed, &x);
+        compressed_run x = all[i];
+        world_threads(2, compressed, &x);
     }
 }
 

@@ -43,7 +43,7 @@ def suite_over(plugin, suite, extra):
         skip(f"{program} is not built; tests/run builds it")
     if plugin.startswith("fabric"):
         env["LD_PRELOAD"] = begun_before_main()  # what the plugin sets comes too late then
-        env.update(FI_OFI_RXM_BUFFER_SIZE="32896", FI_OFI_RXM_MSG_RX_SIZE="512")
+        env.update(FI_OFI_RXM_BUFFER_SIZE="32896", FI_OFI_RXM_EAGER_LIMIT="262272", FI_OFI_RXM_MSG_RX_SIZE="512")
     result = sh(str(program), env=env, timeout=420)
     last = re.findall(r"^(\d+) passed, (\d+) failed", result.stdout, re.M)
     check(result.returncode == 0 and last and int(last[-1][0]) > 0 and last[-1][1] == "0",

@@ -86,6 +86,8 @@ static const variable variables[] = {
     {"DDL_FABRIC_CACHE", "-1", DDL_ERR_CONFIG, NULL, FABRIC},
     {"DDL_FABRIC_CACHE_BYTES", "all", DDL_ERR_CONFIG, NULL, FABRIC},
     {"DDL_FABRIC_PROGRESS", "fast", DDL_ERR_CONFIG, NULL, FABRIC},
+    {"DDL_FABRIC_FORCE_MR", "local,virtual_addr", DDL_ERR_CONFIG, NULL, FABRIC},
+    {"DDL_FABRIC_FORCE_MR", "loc", DDL_ERR_CONFIG, NULL, FABRIC},
 };
 enum { VARIABLES = sizeof variables / sizeof variables[0] };
 

@@ -1,5 +1,6 @@
 /* The checksum against a bit-by-bit loop and published values; the frame header against its layout, and against damage
- * of every bit; the field reader and writer against every truncation. */
+ * of every bit; the field reader and writer against every truncation.
+ * tests/run: variants=gcc,asan,arm64 */
 #include "test.h"
 
 #include "../src/wire/frame.h"
@@ -114,6 +115,30 @@ TEST(headers_come_back_as_they_went) {
         ddl__frame_write(bytes, &f);
         CHECK_EQ(ddl__frame_read(bytes, &g), DDL_OK);
         CHECK(frames_equal(&f, &g));
+    }
+}
+
+/* A bare header is taken from a transport that keeps bytes intact, from no other; a sum that is there is compared. */
+TEST(bare_headers_are_for_intact_transports) {
+    for (int i = 0; i < 20000; i++) {
+        ddl__frame f = random_frame(), g;
+        uint8_t bytes[DDL__FRAME_BYTES], summed[DDL__FRAME_BYTES];
+        memset(bytes, 0xee, sizeof bytes);
+        memset(&g, 0xa5, sizeof g);
+        ddl__frame_write_bare(bytes, &f);
+        CHECK_EQ(ddl__frame_read(bytes, &g), DDL_ERR_CORRUPT);
+        CHECK_EQ(ddl__frame_read_by(bytes, 1, &g), DDL_OK);
+        CHECK(frames_equal(&f, &g));
+        ddl__frame_write(summed, &f);
+        CHECK(memcmp(bytes, summed, 44) == 0);
+        CHECK_EQ(ddl__frame_read_by(summed, 1, &g), DDL_OK);
+        summed[rnd() % 44] ^= (uint8_t)(1u << rnd() % 8);
+        CHECK_EQ(ddl__frame_read_by(summed, 1, &g), DDL_ERR_CORRUPT);
+        bytes[rnd() % 4] ^= (uint8_t)(1u << rnd() % 8); /* the magic word is always looked at, and so are ranges */
+        CHECK_EQ(ddl__frame_read_by(bytes, 1, &g), DDL_ERR_CORRUPT);
+        f.bytes = DDL__FRAME_MAX_PAYLOAD + 1;
+        ddl__frame_write_bare(bytes, &f);
+        CHECK_EQ(ddl__frame_read_by(bytes, 1, &g), DDL_ERR_CORRUPT);
     }
 }
 

@@ -221,8 +221,10 @@ static void print_algorithms(ddl_group *group) {
     }
 }
 
-/* What transports said of themselves while they were opened ("fabric: verbs;ofi_rxm on mlx5_0: is taken"). */
+/* What transports said of themselves while they were opened ("fabric: verbs;ofi_rxm on mlx5_0: is taken"). Of one that nobody
+ * asked for, and on other ranks than the first, the library tells it with DDL_LOG=debug only. */
 typedef struct notes {
+    bool joined;         /* they are open */
     ddl_log_level shown; /* of these, as DDL_LOG asks, all goes to stderr too */
     size_t used;
     char text[16384];
@@ -235,8 +237,9 @@ static void note(void *user, ddl_log_level level, const char *line) {
     }
     const char *said = strncmp(line, "ddl: rank ", 10) == 0 ? strstr(line + 10, ": ") : NULL;
     size_t name = said != NULL ? strspn(said + 2, "abcdefghijklmnopqrstuvwxyz0123456789_") : 0;
-    bool ours = name == strlen("ddl_init") && strncmp(said + 2, "ddl_init", name) == 0;
-    if (name > 0 && !ours && strncmp(said + 2 + name, ": ", 2) == 0 && level <= DDL_LOG_INFO && n->used < sizeof n->text) {
+    bool ours = name == 8 && strncmp(said + 2, "ddl_init", name) == 0;
+    ours = ours || (name == 7 && strncmp(said + 2, "plugins", name) == 0); /* these are listed */
+    if (name > 0 && !ours && !n->joined && strncmp(said + 2 + name, ": ", 2) == 0 && n->used < sizeof n->text) {
         n->used += (size_t)snprintf(n->text + n->used, sizeof n->text - n->used, "  %s\n", said + 2);
     }
 }
@@ -247,13 +250,13 @@ static void print_notes(const notes *n) {
     }
 }
 
-/* At least info is logged, for the notes. A value that makes no sense is left to ddl_init. */
+/* All is logged, for the notes. A value that makes no sense is left to ddl_init. */
 static ddl_log_level info_level(notes *n) {
     ddl__sentence why;
     if (ddl__parse_log_level(DDL_LOG_NONE, &n->shown, &why) < 0) {
         return DDL_LOG_NONE;
     }
-    return n->shown > DDL_LOG_INFO ? n->shown : DDL_LOG_INFO;
+    return DDL_LOG_DEBUG;
 }
 
 #include "two_ranks.h"
@@ -421,6 +424,7 @@ int main(int argc, char **argv) {
     ddl_config config = {.error_text = why, .error_bytes = sizeof why, .log = note, .log_user = &said, .log_level = level};
     ddl_context *c;
     ddl_status status = ddl_init(&config, &c);
+    said.joined = true;
     if (status < 0 && asked.json) {
         json_open(NULL, '{');
         json_integer("version", 1);

@@ -582,14 +582,22 @@ static bool is_valid(ddl_op op, ddl_dtype dtype, int kind) {
     return !(floats && is_bitwise(op)) && !(op == DDL_AVG && (dtype == DDL_BOOL || scans));
 }
 
-/* One size of one operation; both sides, where in place exists. */
-static void measure_size(bench *b, const operation *op, ddl_dtype dtype, ddl_op redop, int64_t bytes) {
-    int64_t width = (int64_t)ddl_dtype_bytes(dtype), most = blocks(b, op->in_blocks);
-    most = most > blocks(b, op->out_blocks) ? most : blocks(b, op->out_blocks);
+/* Blocks of the larger side of an operation; 0: it has no data. */
+static int64_t most_blocks(const bench *b, const operation *op) {
+    int64_t in = blocks(b, op->in_blocks), out = blocks(b, op->out_blocks);
+    return in > out ? in : out;
+}
+
+/* Elements of a block for so many bytes: at least one where there are any. */
+static int64_t count_of(int64_t bytes, int64_t width, int64_t most) {
     int64_t count = most == 0 ? 0 : bytes / width / most;
-    count = count == 0 && most > 0 && bytes > 0 ? 1 : count;
+    return count == 0 && most > 0 && bytes > 0 ? 1 : count;
+}
+
+/* One size of one operation; both sides, where in place exists. */
+static void measure_size(bench *b, const operation *op, ddl_dtype dtype, ddl_op redop, int64_t count) {
     job j = {.op = op, .rule = {dtype, op->reduces ? redop : DDL_OP_NONE, b->ranks, 0}, .count = count};
-    j.bytes = count * most * width;
+    j.bytes = count * most_blocks(b, op) * (int64_t)ddl_dtype_bytes(dtype);
     figures sides[2] = {{0}, {0}};
     sides[0] = run_job(b, &j);
     if (op->in_place) {
@@ -599,11 +607,14 @@ static void measure_size(bench *b, const operation *op, ddl_dtype dtype, ddl_op 
     print_row(b, &j, sides);
 }
 
+/* Sizes that come to the same elements are one row. */
 static void measure_sizes(bench *b, const operation *op, ddl_dtype dtype, ddl_op redop) {
+    int64_t width = (int64_t)ddl_dtype_bytes(dtype), most = most_blocks(b, op), last = -1;
     for (int64_t bytes = b->options.begin_bytes; bytes <= b->options.end_bytes;) {
-        measure_size(b, op, dtype, redop, bytes);
-        if (op->kind == DDL_BARRIER) {
-            return;
+        int64_t count = count_of(bytes, width, most);
+        if (count != last) {
+            measure_size(b, op, dtype, redop, count);
+            last = count;
         }
         int64_t next = b->options.step_bytes > 0 ? bytes + b->options.step_bytes
                                                  : (int64_t)((double)bytes * b->options.factor);

@@ -403,7 +403,8 @@ static int rdm_open(rdm *r) {
     }
     r->piece_bytes = r->info->ep_attr->max_msg_size < 1u << 30 ? r->info->ep_attr->max_msg_size : 1u << 30;
     r->segment_bytes = r->segment_bytes < r->piece_bytes ? r->segment_bytes : r->piece_bytes;
-    struct fi_cq_attr cq = {.format = FI_CQ_FORMAT_CONTEXT, .wait_obj = FI_WAIT_NONE};
+    bool sleeps = getenv("DDL_BENCH_SLEEPS") != NULL; /* it could: with a descriptor the provider polls another way */
+    struct fi_cq_attr cq = {.format = FI_CQ_FORMAT_CONTEXT, .wait_obj = sleeps ? FI_WAIT_FD : FI_WAIT_NONE};
     struct fi_av_attr av = {.type = FI_AV_TABLE, .count = BENCH_MAX_RANKS};
     if (rdm_said("fi_fabric", fi_fabric(r->info->fabric_attr, &r->fabric, NULL)) != 0 ||
         rdm_said("fi_domain", fi_domain(r->fabric, r->info, &r->domain, NULL)) != 0 ||

@@ -71,6 +71,8 @@ static const ddl_device cuda_device = {
     .allocation = cuda_device_allocation,
 };
 
+static const char *const cuda_settings[] = {NULL};
+
 static const ddl_plugin cuda_plugin = {
     .size = sizeof(ddl_plugin),
     .abi = DDL_PLUGIN_ABI,
@@ -79,6 +81,7 @@ static const ddl_plugin cuda_plugin = {
     .about = "Memory of NVIDIA GPUs, and its exchange between the ranks of one host.",
     .transport = &cuda_transport,
     .device = &cuda_device,
+    .settings = cuda_settings,
 };
 
 /* Minor versions of one major version understand each other's machine code; a driver of an older major one does not

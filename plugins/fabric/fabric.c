@@ -5,7 +5,7 @@
  * Read library.h, state.h, memory.h, cache.h, link.h, message.h, receive.h, device.h, wait.h, select.h in this order; this file is the
  * settings and the table. DDL_TRANSPORTS=fabric, fabric:tcp, fabric:verbs or fabric:efa uses it.
  *
- * A message of up to 32 KiB is copied into registered buffers of 16 KiB and sent (over sockets 128 and 32); of a larger one
+ * A message of up to 32 KiB is copied into registered buffers of 16 KiB and sent (over sockets 256, in one); of a larger one
  * the receiver reads the payload straight into its place (fi_read). What a peer may have under way is bounded by credit, and messages carry
  * numbers, so that they are handed on in order also where the provider does not keep it.
  *
@@ -15,7 +15,8 @@
  *     DDL_FABRIC_INTERFACE     one network interface by its name; else DDL_INTERFACE
  *     DDL_FABRIC_SUBNET        adapters with an address in 10.1.0.0/16
  *     DDL_FABRIC_RAILS         1; so many adapters share what is read
- *     DDL_FABRIC_OFFER_BYTES   32K; payloads above are read by the receiver
+ *     DDL_FABRIC_OFFER_BYTES   32K; payloads above are read by the receiver; over sockets 256K, or 128K where the peer has no
+ *                              large buffer free
  *     DDL_FABRIC_CACHE         512; so many registrations are kept at most, 0: none (cache.h)
  *     DDL_FABRIC_CACHE_BYTES   4G; and so many bytes
  *     DDL_FABRIC_PROGRESS      auto or manual; the provider's own choice without it
@@ -93,11 +94,38 @@ static int fabric_settings_wish(fabric_self *s, const ddl_transport_params *p, f
     return 1;
 }
 
+/* The modes of registration that tests ask for: words, with commas between them. */
+static int fabric_settings_modes(fabric_self *s) {
+    static const struct {
+        const char *name;
+        int bit;
+    } modes[] = {{"local", FI_MR_LOCAL}, {"virt_addr", FI_MR_VIRT_ADDR}, {"allocated", FI_MR_ALLOCATED},
+                 {"prov_key", FI_MR_PROV_KEY}};
+    s->force_mr = 0;
+    for (const char *word = fabric_setting(s->host, "FABRIC_FORCE_MR"); word != NULL && *word != 0;) {
+        size_t length = strcspn(word, ","), i = 0, count = sizeof modes / sizeof modes[0];
+        while (i < count && (strlen(modes[i].name) != length || strncmp(word, modes[i].name, length) != 0)) {
+            i++;
+        }
+        if (i == count) {
+            fabric_log(s, DDL_LOG_WARN, "DDL_FABRIC_FORCE_MR is \"%.60s\"; local, virt_addr, allocated and prov_key are "
+                       "possible, with commas between them", fabric_setting(s->host, "FABRIC_FORCE_MR"));
+            return 0;
+        }
+        s->force_mr |= modes[i].bit;
+        word += length + (word[length] == ',');
+    }
+    return 1;
+}
+
 static int fabric_settings_read(fabric_self *s) {
     const ddl_host *host = s->host;
     const char *progress = fabric_setting(host, "FABRIC_PROGRESS");
     if (progress != NULL && strcmp(progress, "auto") != 0 && strcmp(progress, "manual") != 0) {
         fabric_log(s, DDL_LOG_WARN, "DDL_FABRIC_PROGRESS is \"%.40s\"; auto and manual are possible", progress);
+        return 0;
+    }
+    if (!fabric_settings_modes(s)) {
         return 0;
     }
     s->force_unordered = fabric_setting_on(host, "FABRIC_FORCE_UNORDERED");
@@ -122,16 +150,8 @@ static int fabric_settings_read(fabric_self *s) {
 /* What the provider demands, and what tests demand besides. */
 static void fabric_attributes(fabric_self *s) {
     struct fi_info *info = s->rails[0].info;
-    const char *forced = fabric_setting(s->host, "FABRIC_FORCE_MR");
-    static const struct {
-        const char *name;
-        uint64_t bit;
-    } modes[] = {{"local", FI_MR_LOCAL}, {"virt_addr", FI_MR_VIRT_ADDR}, {"allocated", FI_MR_ALLOCATED},
-                 {"prov_key", FI_MR_PROV_KEY}};
-    for (size_t i = 0; forced != NULL && i < sizeof modes / sizeof modes[0]; i++) {
-        for (int32_t r = 0; r < s->rail_count && strstr(forced, modes[i].name) != NULL; r++) {
-            s->rails[r].info->domain_attr->mr_mode |= (int)modes[i].bit;
-        }
+    for (int32_t r = 0; r < s->rail_count; r++) {
+        s->rails[r].info->domain_attr->mr_mode |= s->force_mr;
     }
     s->mr_mode = (uint64_t)info->domain_attr->mr_mode;
     s->ordered = (info->tx_attr->msg_order & FI_ORDER_SAS) != 0 && (info->rx_attr->msg_order & FI_ORDER_SAS) != 0 &&
@@ -141,6 +161,14 @@ static void fabric_attributes(fabric_self *s) {
     s->max_read = most < s->max_read ? most : s->max_read;
     s->slot_bytes = sockets ? fabric_library_buffer() : FABRIC_SLOT_BYTES;
     s->slot_bytes = s->max_read < s->slot_bytes ? s->max_read & ~(uint64_t)15 : s->slot_bytes;
+    /* What ofi_rxm does not send at once it sends by a rendezvous of its own, and later messages come before it. */
+    int rxm = strstr(info->fabric_attr->prov_name, ";ofi_rxm") != NULL;
+    uint64_t whole = rxm ? fabric_library_eager() : s->max_read;
+    whole = whole < s->max_read ? whole : s->max_read;
+    if (sockets && fabric_bounces(s) && s->offer_bytes == UINT64_MAX && s->rail_count == 1 &&
+        whole >= FABRIC_LARGE_BYTES + FABRIC_HEADS_BYTES) {
+        s->large_bytes = FABRIC_LARGE_BYTES + FABRIC_HEADS_BYTES;
+    }
     if (s->offer_bytes == UINT64_MAX) {
         s->offer_bytes = sockets ? FABRIC_SOCKETS_OFFER_BYTES : FABRIC_OFFER_BYTES;
     }
@@ -164,11 +192,12 @@ static void fabric_tell_port(fabric_self *s, int32_t rail, const void *name, siz
 static ddl_status fabric_address_make(fabric_self *s) {
     fabric_address *a = &s->address;
     const struct fi_info *info = s->rails[0].info;
-    a->version = 1;
+    a->version = 2;
     a->has_rma = !s->force_no_rma && (info->caps & FI_RMA) != 0;
     snprintf(a->provider, sizeof a->provider, "%s", info->fabric_attr->prov_name);
     a->protocol = info->ep_attr->protocol;
     a->slot_bytes = (uint32_t)s->slot_bytes;
+    a->eager_bytes = fabric_is_sockets(info) ? (uint32_t)fabric_library_eager() : 0;
     if (getrandom(a->nonce, sizeof a->nonce, 0) != (ssize_t)sizeof a->nonce ||
         getrandom(&s->key_next, sizeof s->key_next, 0) != (ssize_t)sizeof s->key_next) {
         return DDL_ERR_SYSTEM;
@@ -209,11 +238,12 @@ static ddl_status fabric_address_of(void *self, void *out_address, size_t *bytes
 /* Ranks that see different adapters are told so, once. */
 static ddl_status fabric_unequal(fabric_self *s, int32_t peer, const fabric_address *a) {
     fabric_log(s, s->told_unequal ? DDL_LOG_DEBUG : DDL_LOG_WARN,
-               "rank %d uses %.20s (protocol %u, %d rails, messages of %u bytes), rank %d %.20s (%u, %d, %u): they cannot "
-               "reach each other this way; set DDL_TRANSPORTS or DDL_FABRIC_PROVIDER to what all have (fabric:tcp "
-               "named on all ranks makes their buffers equal)", peer, a->provider,
-               (unsigned)a->protocol, a->rails, (unsigned)a->slot_bytes, s->rank, s->address.provider,
-               (unsigned)s->address.protocol, s->address.rails, (unsigned)s->address.slot_bytes);
+               "rank %d uses %.20s (protocol %u, %d rails, messages of %u bytes, up to %u at once), rank %d %.20s (%u, %d, "
+               "%u, %u): they cannot reach each other this way; set DDL_TRANSPORTS or DDL_FABRIC_PROVIDER to what all "
+               "have (fabric:tcp named on all ranks makes their buffers equal), and FI_OFI_RXM_* alike", peer, a->provider,
+               (unsigned)a->protocol, a->rails, (unsigned)a->slot_bytes, (unsigned)a->eager_bytes, s->rank,
+               s->address.provider, (unsigned)s->address.protocol, s->address.rails, (unsigned)s->address.slot_bytes,
+               (unsigned)s->address.eager_bytes);
     s->told_unequal = 1;
     return DDL_ERR_UNSUPPORTED;
 }
@@ -239,8 +269,8 @@ static ddl_status fabric_add_peer(void *self, int32_t peer, const void *address,
     fabric_peer *p = &s->peers[peer];
     p->same_host = peer_host_id != NULL && strcmp(peer_host_id, s->host_id) == 0;
     if (a.version != s->address.version || strcmp(a.provider, s->address.provider) != 0 ||
-        a.protocol != s->address.protocol || a.slot_bytes != s->address.slot_bytes || a.rails != s->address.rails ||
-        a.name_bytes != s->address.name_bytes || (size_t)a.name_bytes * a.rails > sizeof a.names ||
+        a.protocol != s->address.protocol || a.slot_bytes != s->address.slot_bytes ||
+        a.eager_bytes != s->address.eager_bytes || a.rails != s->address.rails || a.name_bytes != s->address.name_bytes || (size_t)a.name_bytes * a.rails > sizeof a.names ||
         a.has_rma != s->address.has_rma) {
         return fabric_unequal(s, peer, &a);
     }
@@ -279,7 +309,10 @@ static ddl_status fabric_allocate(fabric_self *s, const char *host_id) {
         }
     }
     ddl_status status = fabric_block_make(s, FABRIC_SEND_SLOTS, s->slot_bytes, FABRIC_SEND, &s->send_free);
-    if (status == DDL_OK && fabric_receives_add(s, FABRIC_BASE_SLOTS) == 0) {
+    if (status == DDL_OK && s->large_bytes > 0) {
+        status = fabric_block_make(s, FABRIC_LARGE_SENDS, s->large_bytes, FABRIC_SEND, &s->large_free);
+    }
+    if (status == DDL_OK && fabric_receives_add(s, FABRIC_BASE_SLOTS, s->slot_bytes) == 0) {
         status = DDL_ERR_NOMEM;
     }
     return status;
@@ -503,6 +536,12 @@ static const ddl_transport fabric_transport = {
     .get = fabric_get_begin,
 };
 
+static const char *const fabric_names[] = {
+    "FABRIC_PROVIDER", "FABRIC_DOMAIN", "FABRIC_INTERFACE", "FABRIC_SUBNET", "FABRIC_RAILS", "FABRIC_OFFER_BYTES",
+    "FABRIC_CACHE", "FABRIC_CACHE_BYTES", "FABRIC_PROGRESS", "FABRIC_FORCE_UNORDERED", "FABRIC_FORCE_NO_RMA",
+    "FABRIC_FORCE_NO_WAIT", "FABRIC_FORCE_NO_INJECT", "FABRIC_FORCE_EVENTS", "FABRIC_FORCE_MAX_MESSAGE",
+    "FABRIC_FORCE_MR", "FABRIC_FORCE_FAIL_REGISTRATION", NULL};
+
 static const ddl_plugin fabric_plugin = {
     .size = sizeof(ddl_plugin),
     .abi = DDL_PLUGIN_ABI,
@@ -510,6 +549,7 @@ static const ddl_plugin fabric_plugin = {
     .version = "1",
     .about = "libfabric: verbs and EFA adapters between hosts, TCP where it is asked for.",
     .transport = &fabric_transport,
+    .settings = fabric_names,
 };
 
 /* Whether there is something to use is found out by open, which knows what was asked for. */

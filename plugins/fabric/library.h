@@ -26,7 +26,9 @@
 #define FABRIC_API FI_VERSION(1, 14)
 
 enum { FABRIC_SLOT_BYTES = 16384 }; /* the buffers of ofi_rxm: more costs it a round trip of its own; */
-#define FABRIC_SOCKETS_BUFFER "32896" /* those that it is given over sockets: 32 KiB and the heads before them */
+enum { FABRIC_HEADS_BYTES = 128 };    /* room for the heads before a payload */
+#define FABRIC_SOCKETS_BUFFER "32896" /* the buffers that it is given over sockets: 32 KiB and the heads before them */
+#define FABRIC_SOCKETS_EAGER "262272" /* what it sends without a round trip there: 256 KiB and the heads */
 
 typedef struct fabric_library {
     int (*getinfo)(uint32_t, const char *, const char *, uint64_t, const struct fi_info *, struct fi_info **);
@@ -80,8 +82,9 @@ static int fabric_symbols(void *handle, fabric_library *out) {
  * read from that peer into memory that was given back (fabric_cut).
  *
  * Over sockets, buffers of ofi_rxm of twice its 16 KiB: what fits them leaves without a round trip, and a payload of 32 KiB
- * takes half as long. With 512 of them to receive into, which all connections share, instead of 4,096, ofi_rxm takes less
- * memory than with its defaults (tests/test_fabric_many.c). An adapter would pin them: there its defaults stay.
+ * takes half as long; what is longer, up to 256 KiB, leaves so from our memory, and is received into ours. With 512 of
+ * them to receive into, which all connections share, instead of 4,096, ofi_rxm takes less memory than with its defaults
+ * (tests/test_fabric_many.c). An adapter would pin them: there its defaults stay.
  *
  * Ports: the tcp provider listens where DDL_PORT_RANGE allows, so that a firewall may be closed but for these.
  *
@@ -94,11 +97,19 @@ static void fabric_library_variables(const char *port_range, int sockets) {
     if (sockets) {
         setenv("FI_OFI_RXM_BUFFER_SIZE", FABRIC_SOCKETS_BUFFER, 0);
         setenv("FI_OFI_RXM_MSG_RX_SIZE", "512", 0);
+        setenv("FI_OFI_RXM_EAGER_LIMIT", FABRIC_SOCKETS_EAGER, 0);
     }
     if (port_range != NULL && sscanf(port_range, "%5[0-9]-%5[0-9]", low, high) == 2) {
         setenv("FI_TCP_PORT_LOW_RANGE", low, 0);
         setenv("FI_TCP_PORT_HIGH_RANGE", high, 0);
     }
+}
+
+/* Up to here ofi_rxm sends a message as one, in the order of the others; 0: up to its buffer. */
+static uint64_t fabric_library_eager(void) {
+    const char *text = getenv("FI_OFI_RXM_EAGER_LIMIT");
+    uint64_t bytes = text != NULL ? strtoull(text, NULL, 10) : 0;
+    return bytes < UINT32_MAX ? bytes : UINT32_MAX;
 }
 
 /* What ofi_rxm over sockets sends without a round trip of its own. */

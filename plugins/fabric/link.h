@@ -44,9 +44,11 @@ static int fabric_is_from(fabric_self *s, const fabric_head *head) {
  * nothing. A peer for which there is no room any more keeps the first window. */
 static void fabric_link_widen(fabric_self *s, fabric_link *l) {
     if (l->window == FABRIC_FIRST_WINDOW) {
-        int32_t got = fabric_receives_add(s, FABRIC_WINDOW + FABRIC_ACK_SLOTS);
+        int32_t got = fabric_receives_add(s, FABRIC_WINDOW + FABRIC_ACK_SLOTS, s->slot_bytes);
         l->window = got == FABRIC_WINDOW + FABRIC_ACK_SLOTS ? FABRIC_WINDOW : FABRIC_FIRST_WINDOW + 1;
         if (l->window == FABRIC_WINDOW) {
+            int large = s->large_bytes > 0 && s->receive_limit - s->receives >= FABRIC_LARGE_WINDOW;
+            l->large_window = large ? (uint8_t)fabric_receives_add(s, FABRIC_LARGE_WINDOW, s->large_bytes) : 0;
             l->ack_due = 1;
             fabric_backlog_add(s, l);
         }
@@ -146,8 +148,15 @@ static int fabric_drops_completions(const fabric_self *s) {
     return (s->mr_mode & FI_MR_LOCAL) != 0 && strcmp(s->rails[0].info->fabric_attr->prov_name, "efa") == 0;
 }
 
-/* So the memory of reads is registered anew, and others get as many send buffers as the dropped completions hold. 0: that
- * cannot be done. */
+/* Others get as many send buffers as those to this peer, whose completions never come. */
+static int fabric_sends_renew(fabric_self *s, fabric_link *l) {
+    int32_t small = l->sends - l->large_sends, large = l->large_sends;
+    l->sends = l->large_sends = 0;
+    return (small <= 0 || fabric_block_make(s, small, s->slot_bytes, FABRIC_SEND, &s->send_free) == DDL_OK) &&
+           (large <= 0 || fabric_block_make(s, large, s->large_bytes, FABRIC_SEND, &s->large_free) == DDL_OK);
+}
+
+/* So the memory of reads is registered anew, and so on. 0: that cannot be done. */
 static int fabric_give_up(fabric_self *s, fabric_link *l) {
     fabric_landing *in = &l->landing;
     int done = in->reading == 0 || (in->region != NULL && fabric_region_renew(s, in->region));
@@ -155,8 +164,7 @@ static int fabric_give_up(fabric_self *s, fabric_link *l) {
     in->failed |= in->reading > 0;
     if (done) {
         in->reading = l->reads = 0;
-        done = l->sends <= 0 || fabric_block_make(s, l->sends, s->slot_bytes, FABRIC_SEND, &s->send_free) == DDL_OK;
-        l->sends = 0;
+        done = fabric_sends_renew(s, l);
     }
     return done;
 }
@@ -175,7 +183,7 @@ static int fabric_leaves_reads(fabric_self *s, fabric_link *l) {
                "connection stays open to the end of the process", l->peer);
     s->dangling = l->left = 1;
     l->landing.to = NULL; /* what still comes goes nowhere */
-    if (l->sends > 0 && fabric_block_make(s, l->sends, s->slot_bytes, FABRIC_SEND, &s->send_free) != DDL_OK) {
+    if (!fabric_sends_renew(s, l)) {
         s->failed = 1;
     }
     return 1;

@@ -129,7 +129,8 @@ static void fabric_blocks_free(fabric_self *s) {
     }
 }
 
-/* `count` slots of one role, chained to *list. bytes 0: without memory. */
+/* `count` slots of one role, chained to *list. bytes 0: without memory. Large ones are not written to: their pages are there
+ * when a large message comes. */
 static ddl_status fabric_block_make(fabric_self *s, int32_t count, size_t bytes, int32_t role, fabric_slot **list) {
     fabric_block *b = fabric_zalloc(s, sizeof *b);
     if (b == NULL) {
@@ -137,7 +138,8 @@ static ddl_status fabric_block_make(fabric_self *s, int32_t count, size_t bytes,
     }
     b->memory_bytes = (size_t)count * bytes;
     b->slots = fabric_zalloc(s, (size_t)count * sizeof *b->slots);
-    b->memory = bytes > 0 ? fabric_zalloc(s, b->memory_bytes) : NULL;
+    int32_t large = role != FABRIC_READ && bytes > s->slot_bytes;
+    b->memory = bytes == 0 ? NULL : large ? s->host->alloc(s->host, b->memory_bytes) : fabric_zalloc(s, b->memory_bytes);
     int failed = b->slots == NULL || (bytes > 0 && b->memory == NULL);
     if (!failed && bytes > 0 && (s->mr_mode & FI_MR_LOCAL) != 0) {
         int result = fabric_mr_open(s, 0, b->memory, b->memory_bytes, FI_SEND | FI_RECV, FABRIC_HOST, &b->mr);
@@ -153,6 +155,7 @@ static ddl_status fabric_block_make(fabric_self *s, int32_t count, size_t bytes,
     for (int32_t i = 0; i < count; i++) {
         fabric_slot *slot = &b->slots[i];
         slot->role = role;
+        slot->large = large;
         slot->bytes = bytes > 0 ? b->memory + (size_t)i * bytes : NULL;
         slot->desc = b->mr != NULL ? fi_mr_desc(b->mr) : NULL;
         slot->next = *list;
@@ -187,11 +190,21 @@ static fabric_slot *fabric_read_slot(fabric_self *s) {
     return fabric_slot_take(&s->read_free);
 }
 
-/* Posts all receives that are not posted. What the provider does not take now waits for the next progress. */
+static uint64_t fabric_slot_bytes(const fabric_self *s, const fabric_slot *slot) {
+    return slot->large ? s->large_bytes : s->slot_bytes;
+}
+
+static void fabric_send_give(fabric_self *s, fabric_slot *slot) {
+    fabric_slot_give(slot->large ? &s->large_free : &s->send_free, slot);
+}
+
+/* Posts all receives that are not posted. What the provider does not take now waits for the next progress. The tag tells
+ * large buffers from others: a small message never takes one. */
 static void fabric_receives_post(fabric_self *s) {
     while (s->unposted != NULL && !s->failed) {
         fabric_slot *slot = s->unposted;
-        ssize_t result = fi_trecv(s->rails[0].ep, slot->bytes, s->slot_bytes, slot->desc, FI_ADDR_UNSPEC, 0, 0, &slot->context);
+        ssize_t result = fi_trecv(s->rails[0].ep, slot->bytes, fabric_slot_bytes(s, slot), slot->desc, FI_ADDR_UNSPEC,
+                                  (uint64_t)slot->large, 0, &slot->context);
         if (result != 0) {
             s->stuck = 1;
             if (result != -FI_EAGAIN) {
@@ -204,11 +217,11 @@ static void fabric_receives_post(fabric_self *s) {
     }
 }
 
-/* Room for `count` more messages. Returns how many there is room for now. */
-static int32_t fabric_receives_add(fabric_self *s, int32_t count) {
+/* Room for `count` more messages of at most `bytes`. Returns how many there is room for now. */
+static int32_t fabric_receives_add(fabric_self *s, int32_t count, uint64_t bytes) {
     int32_t room = s->receive_limit - s->receives;
     count = count < room ? count : room;
-    if (count <= 0 || fabric_block_make(s, count, s->slot_bytes, FABRIC_RECV, &s->unposted) != DDL_OK) {
+    if (count <= 0 || fabric_block_make(s, count, bytes, FABRIC_RECV, &s->unposted) != DDL_OK) {
         return 0;
     }
     s->receives += count;

@@ -15,6 +15,7 @@ static fabric_head fabric_head_of(const fabric_self *s, const fabric_link *l, ui
     return (fabric_head){.token = s->peers[l->peer].token_out,
                          .source = s->rank,
                          .kind = kind,
+                         .large = (uint8_t)(l->large_taken + l->large_window),
                          .sequence = sequence,
                          .granted = l->taken + l->window,
                          .pulled = l->pulled,
@@ -27,19 +28,20 @@ static int fabric_slot_send(fabric_self *s, fabric_link *l, fabric_slot *slot, s
     fi_addr_t at = s->peers[l->peer].at[0];
     ssize_t result;
     if (at == FI_ADDR_NOTAVAIL || s->failed) { /* providers use an address without looking */
-        fabric_slot_give(&s->send_free, slot);
+        fabric_send_give(s, slot);
         return FABRIC_LATER;
     }
     /* The provider copies it, and there is no completion. If one is lost a gap shows it, where there is an order. */
-    if (inject && s->ordered && length <= s->inject_bytes) {
+    if (inject && s->ordered && !slot->large && length <= s->inject_bytes) {
         result = fi_tinject(s->rails[0].ep, slot->bytes, length, at, 0);
-        fabric_slot_give(&s->send_free, slot);
+        fabric_send_give(s, slot);
     } else {
         slot->peer = l->peer;
-        result = fi_tsend(s->rails[0].ep, slot->bytes, length, slot->desc, at, 0, &slot->context);
+        result = fi_tsend(s->rails[0].ep, slot->bytes, length, slot->desc, at, (uint64_t)slot->large, &slot->context);
         l->sends += result == 0;
+        l->large_sends += result == 0 && slot->large;
         if (result != 0) {
-            fabric_slot_give(&s->send_free, slot);
+            fabric_send_give(s, slot);
         }
     }
     if (result == -FI_EAGAIN) {
@@ -53,6 +55,7 @@ static int fabric_slot_send(fabric_self *s, fabric_link *l, fabric_slot *slot, s
     }
     l->ack_due = 0; /* every head says it */
     l->told_limit = l->taken + l->window;
+    l->told_large = (uint8_t)(l->large_taken + l->large_window);
     l->told_pulled = l->pulled;
     return FABRIC_GONE;
 }
@@ -60,7 +63,8 @@ static int fabric_slot_send(fabric_self *s, fabric_link *l, fabric_slot *slot, s
 /* head, then what a (a_bytes) and b (b_bytes) have; b may be NULL when it has no bytes. */
 static int fabric_put(fabric_self *s, fabric_link *l, const fabric_head *head, const void *a, size_t a_bytes,
                       const void *b, size_t b_bytes) {
-    fabric_slot *slot = fabric_slot_take(&s->send_free);
+    int large = sizeof *head + a_bytes + b_bytes > s->slot_bytes;
+    fabric_slot *slot = fabric_slot_take(large ? &s->large_free : &s->send_free);
     if (slot == NULL) {
         return FABRIC_LATER; /* a completion brings one */
     }
@@ -151,7 +155,27 @@ static int fabric_send_offer(fabric_self *s, fabric_link *l, ddl_message *m) {
     return FABRIC_OFFERED;
 }
 
+/* Whether a message that fits no buffer fits a large one, and the peer has given some. For one of the peer's it waits: to
+ * offer it meanwhile takes longer. For one of ours it does not, as peers that are stopped may hold them all. */
+static int fabric_goes_large(const fabric_self *s, const fabric_link *l, const ddl_message *m) {
+    uint64_t bytes = fabric_core_bytes() + m->payload_bytes;
+    return bytes > s->slot_bytes && bytes <= s->large_bytes && l->large_given && s->large_free != NULL && !m->priv[FABRIC_BEGUN];
+}
+
+static int fabric_send_large(fabric_self *s, fabric_link *l, const ddl_message *m) {
+    size_t bytes = (size_t)m->payload_bytes;
+    if (l->large_spent == l->large_limit) {
+        return FABRIC_LATER;
+    }
+    int went = fabric_put_ordered(s, l, FABRIC_WHOLE, m->header, DDL_MESSAGE_HEADER_BYTES, m->payload, bytes, bytes);
+    l->large_spent = (uint8_t)(l->large_spent + (went == FABRIC_GONE));
+    return went;
+}
+
 static int fabric_send_one(fabric_self *s, fabric_link *l, ddl_message *m) {
+    if (fabric_goes_large(s, l, m)) {
+        return fabric_send_large(s, l, m);
+    }
     int offer = !s->force_no_rma && s->address.has_rma && m->payload_bytes > s->offer_bytes &&
                 m->payload_bytes > s->slot_bytes - fabric_core_bytes();
     if (offer && !m->priv[FABRIC_NO_OFFER] && !m->priv[FABRIC_BEGUN]) {

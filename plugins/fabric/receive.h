@@ -30,6 +30,11 @@ static void fabric_head_note(fabric_self *s, fabric_link *l, const fabric_head *
         l->limit = head->granted;
         fabric_backlog_add(s, l);
     }
+    if ((int8_t)(uint8_t)(head->large - l->large_limit) > 0) {
+        l->large_limit = head->large;
+        l->large_given = 1;
+        fabric_backlog_add(s, l);
+    }
     if ((int32_t)(head->pulled - l->ended) > 0 && (int32_t)(l->offer_count - head->pulled) >= 0) {
         l->ended = head->pulled;
         fabric_backlog_add(s, l);
@@ -40,9 +45,13 @@ static void fabric_head_note(fabric_self *s, fabric_link *l, const fabric_head *
  * while it repairs, at once, as all but the reserve may be taken by what waits behind the repair. */
 static void fabric_consume(fabric_self *s, fabric_link *l, fabric_slot *slot) {
     int32_t enough = l->landing.refused || l->landing.checking ? 1 : (int32_t)l->window / 2;
+    int large = slot->large;
     fabric_slot_give(&s->unposted, slot);
+    fabric_receives_post(s); /* before the peer hears of it: what finds no receive waits, and others overtake it */
     l->taken++;
-    if (!l->ack_due && (int32_t)(l->taken + l->window - l->told_limit) >= enough) {
+    l->large_taken = (uint8_t)(l->large_taken + large);
+    large = large && (uint8_t)(l->large_taken + l->large_window - l->told_large) >= FABRIC_LARGE_WINDOW / 2;
+    if (!l->ack_due && (large || (int32_t)(l->taken + l->window - l->told_limit) >= enough)) {
         l->ack_due = 1;
         fabric_backlog_add(s, l);
     }
@@ -67,7 +76,7 @@ static void fabric_on_offer_word(fabric_self *s, fabric_link *l, const fabric_he
 
 static void fabric_received(fabric_self *s, fabric_slot *slot, size_t length) {
     fabric_head head;
-    if (length < sizeof head || length > s->slot_bytes) {
+    if (length < sizeof head || length > fabric_slot_bytes(s, slot)) {
         fabric_stranger(s, slot);
         return;
     }
@@ -136,8 +145,9 @@ static void fabric_send_ended(fabric_self *s, fabric_slot *slot, int error) {
     for (fabric_offer *o = head.kind == FABRIC_WITHDRAW && error == 0 ? l->offers : NULL; o != NULL; o = o->next) {
         o->withdrawn = o->number == head.sequence && o->withdrawn == 2 ? 3 : o->withdrawn;
     }
-    l->sends -= l->sends > 0; /* 0: fabric_give_up has counted it */
-    fabric_slot_give(&s->send_free, slot);
+    l->sends -= l->sends > 0; /* 0: fabric_sends_renew has counted it */
+    l->large_sends -= slot->large && l->large_sends > 0;
+    fabric_send_give(s, slot);
 }
 
 static void fabric_completed(fabric_self *s, fabric_slot *slot, size_t length) {
@@ -173,7 +183,8 @@ static void fabric_completed_badly(fabric_self *s, fabric_rail *r) {
         fabric_inject_lost(s, fabric_error(s, e.err), detail);
         return;
     }
-    fabric_log(s, DDL_LOG_DEBUG, "%s rank %d failed: %s%s%s",
+    int news = slot->role != FABRIC_RECV && !s->peers[slot->peer].gone;
+    fabric_log(s, news ? DDL_LOG_INFO : DDL_LOG_DEBUG, "%s rank %d failed: %s%s%s",
                slot->role == FABRIC_RECV   ? "a receive from some"
                : slot->role == FABRIC_READ ? "a read from"
                                            : "a send to",
@@ -302,14 +313,15 @@ static void fabric_pull_stopped(fabric_self *s, fabric_link *l, int error) {
     }
 }
 
-/* Starts reads of what is still to be read, split over the rails. */
+/* Starts reads of what is still to be read, split over the rails: each part has its rail, whichever read has ended. */
 static void fabric_pull(fabric_self *s, fabric_link *l) {
     fabric_landing *in = &l->landing;
     uint64_t part = (in->bytes / (uint64_t)s->rail_count + 4096) & ~(uint64_t)4095;
     part = part < s->max_read ? part : s->max_read;
     part = !fabric_bounces(s) || part < s->read_bytes ? part : s->read_bytes;
-    for (int32_t rail = 0; in->asked < in->bytes && !in->failed && !s->failed; rail = (rail + 1) % s->rail_count) {
+    while (in->asked < in->bytes && !in->failed && !s->failed) {
         uint64_t left = in->bytes - in->asked, bytes = left < part ? left : part;
+        int32_t rail = (int32_t)(in->asked / part % (uint64_t)s->rail_count);
         if (fabric_bounces(s) && in->reading == FABRIC_READS) {
             return;
         }
@@ -528,21 +540,37 @@ static void fabric_on_valid(fabric_self *s, fabric_link *l, const fabric_head *h
     }
 }
 
-/* A message in its place among the others. Where the provider keeps the order, a gap means that messages are lost: it
- * made a new connection by itself after the old one broke. */
+/* Where the provider keeps the order, a gap means that messages are lost: it made a new connection by itself after the old
+ * one broke. With two sizes of buffers one may find its receive later than the next finds its own; then a gap that stays
+ * means it. */
+static void fabric_gap_look(fabric_self *s, fabric_link *l) {
+    if (!s->ordered || l->arrived == l->turn || l->held[l->turn % FABRIC_HOLD] != NULL || s->peers[l->peer].gone) {
+        l->gap_ns = 0;
+        return;
+    }
+    uint64_t now = s->host->now_ns(s->host);
+    l->gap_ns = l->gap_ns != 0 ? l->gap_ns : now;
+    if (s->large_bytes == 0 || now - l->gap_ns > FABRIC_GAP_NS) {
+        fabric_lose(s, l->peer, ECONNRESET, "the connection broke, and messages are missing");
+        return;
+    }
+    s->stuck = 1; /* the timer runs: the time ends also when nothing happens */
+    fabric_backlog_keep(s, l);
+}
+
+/* A message in its place among the others. */
 static void fabric_hold(fabric_self *s, fabric_link *l, fabric_slot *slot, uint32_t sequence) {
     uint32_t ahead = sequence - l->turn;
     fabric_slot **at = &l->held[sequence % FABRIC_HOLD];
-    int gap = s->ordered && sequence != l->arrived;
-    if (ahead >= FABRIC_HOLD || *at != NULL || gap) {
+    if (ahead >= FABRIC_HOLD || *at != NULL) {
         fabric_slot_give(&s->unposted, slot);
-        fabric_lose(s, l->peer, gap ? ECONNRESET : EBADMSG,
-                    gap ? "the connection broke, and messages are missing" : "the peer sent more than it may");
+        fabric_lose(s, l->peer, EBADMSG, "the peer sent more than it may");
         return;
     }
     l->arrived++;
     *at = slot;
     fabric_turns(s, l);
+    fabric_gap_look(s, l);
 }
 
 /* >>handing on */
@@ -599,11 +627,12 @@ static int fabric_serve_one(fabric_self *s, fabric_link *l, int *events) {
     }
     fabric_pull_go_on(s, l);
     fabric_heard_out(s, l);
+    fabric_gap_look(s, l);
     if (s->peers[peer].gone) {
         return 0;
     }
     *events += fabric_offers_end(s, l);
-    return !s->peers[peer].gone && (!fabric_push(s, l) || l->bye || fabric_pull_waits(l));
+    return !s->peers[peer].gone && (!fabric_push(s, l) || l->bye || l->gap_ns != 0 || fabric_pull_waits(l));
 }
 
 /* Serves each peer that something is to be done for. The host may bring new ones meanwhile: these go to the end; all

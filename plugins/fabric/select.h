@@ -351,19 +351,61 @@ static ddl_status fabric_take(fabric_self *s, const struct fi_info *info) {
     return DDL_OK;
 }
 
+/* Of the names that were tried, the one that a candidate is of; else NULL. */
+static const char *fabric_tried(const struct fi_info *info, const char *const *names, int tried) {
+    for (int i = 0; i < tried; i++) {
+        if (fabric_provider_is(info, names[i])) {
+            return names[i];
+        }
+    }
+    return NULL;
+}
+
+/* Why the other providers were not looked at, a line for each, and which of the order libfabric does not offer. */
+static void fabric_tell_others(fabric_self *s, const fabric_wish *w, const struct fi_info *list, const char *const *names,
+                               int tried) {
+    for (const struct fi_info *i = list; i != NULL; i = i->next) {
+        const char *name = i->fabric_attr->prov_name;
+        int again = fabric_tried(i, names, tried) != NULL;
+        for (const struct fi_info *before = list; before != i && !again; before = before->next) {
+            again = strcmp(before->fabric_attr->prov_name, name) == 0;
+        }
+        if (!again && w->provider != NULL) {
+            fabric_log(s, DDL_LOG_INFO, "%s: not looked at, as %s is asked for", name, w->provider);
+        } else if (!again && fabric_tried(i, fabric_order, FABRIC_ORDER) != NULL) {
+            fabric_log(s, DDL_LOG_INFO, "%s: not looked at, as %s comes first", name, names[tried - 1]);
+        } else if (!again) {
+            const char *layer = strstr(name, ";ofi_rxm");
+            fabric_log(s, DDL_LOG_INFO, "%s: only looked at when DDL_TRANSPORTS or DDL_FABRIC_PROVIDER names %.*s", name,
+                       layer != NULL ? (int)(layer - name) : (int)strlen(name), name);
+        }
+    }
+    for (int i = 0; i < tried; i++) {
+        const struct fi_info *found = list;
+        while (found != NULL && !fabric_provider_is(found, names[i])) {
+            found = found->next;
+        }
+        if (found == NULL) {
+            fabric_log(s, DDL_LOG_INFO, "%s: not in this libfabric, or without an adapter that has what is needed", names[i]);
+        }
+    }
+}
+
 /* The provider by its name, or the first of the order that has an adapter. */
 static ddl_status fabric_choose(fabric_self *s, const fabric_wish *w, const struct fi_info *list) {
     const char *const *names = w->provider != NULL ? &w->provider : fabric_order;
-    int count = w->provider != NULL ? 1 : FABRIC_ORDER;
-    for (int i = 0; i < count && s->rail_count == 0; i++) {
+    int count = w->provider != NULL ? 1 : FABRIC_ORDER, tried = 0;
+    while (tried < count && s->rail_count == 0) {
+        const char *name = names[tried++];
         const struct fi_info *best;
-        while (s->rail_count < w->rails && (best = fabric_best(s, w, names[i], list)) != NULL) {
+        while (s->rail_count < w->rails && (best = fabric_best(s, w, name, list)) != NULL) {
             ddl_status status = fabric_take(s, best);
             if (status < 0) {
                 return status;
             }
         }
     }
+    fabric_tell_others(s, w, list, names, tried);
     if (s->rail_count > 0) {
         fabric_tell(s, s->rails[0].info, "is taken");
         return DDL_OK;

@@ -17,8 +17,11 @@ enum {
     FABRIC_ACK_SLOTS = 4,     /* receives per peer for ACKs, which need no credit */
     FABRIC_BASE_SLOTS = 32,   /* receives for first messages */
     FABRIC_SEND_SLOTS = 64,
-    FABRIC_READ_BYTES = 262144, /* of a read that goes through memory of ours: see fabric_bounces */
-    FABRIC_READS = 4,          /* such reads of a landing at once */
+    FABRIC_LARGE_BYTES = 262144, /* over sockets so much payload goes in one message, in a large buffer */
+    FABRIC_LARGE_WINDOW = 4,     /* so many of them a peer may have under way, on a tag of their own */
+    FABRIC_LARGE_SENDS = 8,
+    FABRIC_READ_BYTES = 524288, /* of a read that goes through memory of ours (fabric_bounces): each costs 5 us besides */
+    FABRIC_READS = 2,           /* such reads of a landing at once */
     FABRIC_OFFER_BYTES = 32768, /* payloads above are read by the receiver: beyond, copies cost more than a round trip; */
     FABRIC_SOCKETS_OFFER_BYTES = 131072, /* over sockets, where the peer's process answers the read */
     FABRIC_ADDRESS_BYTES = 128,
@@ -32,6 +35,7 @@ enum {
 #define FABRIC_CUT_NS 200000000u    /* for a read that is under way to end, when its memory is wanted back */
 #define FABRIC_WITHDRAW_NS 50000000u /* from a WITHDRAW to other use of the memory; */
 #define FABRIC_SLOW_NS 20000000u     /* a read that took longer may have seen that, and is checked */
+#define FABRIC_GAP_NS 1000000000u    /* for a message that later ones have overtaken */
 #define FABRIC_LINGER_NS 1000000000u /* for the last words to be heard, when an endpoint closes */
 
 /* Kinds of messages. WHOLE, FIRST, PIECE and OFFER are ordered; all but ACK and BYE need a credit. */
@@ -54,7 +58,7 @@ enum { FABRIC_HEARD = 1 }; /* your BYE is here, and all before it: you may close
 typedef struct fabric_head {
     uint64_t token; /* only members of the job can make it: see fabric_token */
     int32_t source;
-    uint8_t kind, pad[3];
+    uint8_t kind, large, pad[2]; /* large: so many messages in large buffers may be sent to me in all, modulo 256 */
     uint32_t sequence; /* of ordered kinds; of those about an offer, its number */
     uint32_t granted;  /* so many messages with credit may be sent to me in all */
     uint32_t pulled;   /* so many of your offers have ended */
@@ -69,15 +73,15 @@ typedef struct fabric_offer_body {
 typedef struct fabric_address {
     uint8_t version, rails, name_bytes, has_rma;
     char provider[20];
-    uint32_t protocol, slot_bytes;
+    uint32_t protocol, slot_bytes, eager_bytes; /* eager_bytes: what ofi_rxm was told to send at once; 0: its default */
     uint8_t nonce[16];
-    uint8_t names[FABRIC_ADDRESS_BYTES - 48];
+    uint8_t names[FABRIC_ADDRESS_BYTES - 52];
 } fabric_address;
 
 /* One operation of libfabric: a receive, a send with its buffer, or a read. The context is what its completion names. */
 typedef struct fabric_slot {
     struct fi_context2 context; /* first */
-    int32_t role, rail, peer;
+    int32_t role, rail, peer, large;
     uint32_t length; /* of what arrived */
     uint64_t at;     /* of a read: where in the payload it begins */
     struct fabric_slot *next;
@@ -159,9 +163,12 @@ typedef struct fabric_link {
     int in_backlog, again, ack_due, broken; /* again: to be served once more; broken: the errno that progress is to tell, -1: none is known */
     ddl_message *first, **last;      /* waiting to be sent */
     uint32_t sequence, spent, limit; /* ordered messages sent; credits used; credits given by the peer */
+    uint8_t large_spent, large_limit, large_taken, large_window, told_large; /* the same, of large buffers */
+    int large_given; /* the peer has given some at some time */
     uint32_t offer_count, ended;     /* offers made; offers that the peer says have ended */
     fabric_offer *offers, **offers_last;
     uint32_t arrived, turn; /* ordered messages that came; that were dealt with */
+    uint64_t gap_ns;        /* since then the one whose turn it is is missing, while later ones are here; 0: it is not */
     uint32_t taken, window, told_limit, pulled, told_pulled;
     uint64_t withdrawn;  /* by number of the offer, modulo 64 */
     uint32_t refusing; /* REFUSEs that wait to be sent: 0 or 1 */
@@ -169,7 +176,7 @@ typedef struct fabric_link {
     int heard_out;         /* the peer has heard all of ours, or wants nothing more */
     uint32_t bye_at;
     uint64_t bye_ns;       /* since then we try to say that it was heard; 0: not yet */
-    int32_t sends, reads; /* operations of libfabric that are under way */
+    int32_t sends, large_sends, reads; /* operations of libfabric that are under way; large ones count as sends too */
     int left;             /* with its reads: see fabric_leaves_reads */
     fabric_slot *held[FABRIC_HOLD];
     fabric_landing landing;
@@ -202,6 +209,7 @@ typedef struct fabric_self {
     fabric_rail rails[FABRIC_RAILS_MAX];
     int32_t rail_count;
     uint64_t mr_mode, key_next, max_read, inject_bytes, slot_bytes, offer_bytes, speed, read_bytes;
+    uint64_t large_bytes; /* of a large buffer; 0: there are none */
     int ordered, failed;
     int dangling; /* a connection was left with a read half-way, and may not be closed: see fabric_leaves_reads */
     int stuck; /* the provider takes nothing now: to be tried again in a while */
@@ -214,13 +222,14 @@ typedef struct fabric_self {
     int epoll, timer;
     int watched; /* the one rail's descriptor is in the set */
     int force_unordered, force_no_rma, force_no_wait, force_events;
+    int force_mr; /* FI_MR_... */
     uint32_t force_seed;
     uint64_t fail_registration; /* for tests: of every so many registrations one fails */
     uint64_t registrations;
     fabric_peer *peers;
     fabric_link *links;
     fabric_block *blocks;
-    fabric_slot *send_free, *read_free, *unposted, *arrived, **arrived_last;
+    fabric_slot *send_free, *large_free, *read_free, *unposted, *arrived, **arrived_last;
     fabric_offer *offer_free;
     fabric_region *region_free;
     fabric_cache cache;

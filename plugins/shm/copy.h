@@ -72,6 +72,8 @@ static inline void shm_copy_over(void *to, const void *from, uint64_t bytes, boo
         __asm__ volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(bytes) : : "memory");
         return;
     }
+#else
+    (void)strings; /* false */
 #endif
     memcpy(to, from, (size_t)bytes);
 }

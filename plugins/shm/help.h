@@ -12,14 +12,20 @@
 
 #include "memory.h"
 
+#include <sched.h>
+
 #define SHM_HELP_PIECE (32u << 10) /* one copy of the kernel's costs 0.3 us more than its bytes: a tenth of this one */
 #define SHM_HELP_PIECES 8u         /* in a window: all of them lie in the second cache */
 #define SHM_HELP_ALONE 4u          /* who got so many pieces without help takes as many at once */
+#define SHM_HELP_YIELDS 2u         /* in a row that brought nothing: the sender does something else */
+#define SHM_YIELD_LONG_NS 400000u  /* somebody who computes had the core */
+#define SHM_YIELD_PAUSE_NS 100000000u /* before the next try then */
 
 /* Both sides' words about one message, in its record. Each word has one writer. */
 typedef struct shm_help {
     _Atomic uint64_t window; /* the sender's: place of the window + 1; 0: no help, yet */
     _Atomic uint64_t stamp;  /* the sender's: of the first piece; piece i has stamp + i */
+    _Atomic int64_t core;    /* the sender's: where it ran of late; a hint */
     _Atomic uint64_t taking; /* the receiver's: takes, or has, the bytes up to here */
     _Atomic uint64_t taken;  /* the receiver's: is done with the bytes up to here */
 } shm_help;
@@ -38,11 +44,13 @@ typedef struct shm_helper {
     const shm_help *whom; /* the message that is helped */
     uint64_t stamp;       /* of its first piece */
     uint64_t next;        /* piece to be staged */
+    uint64_t yields_ns;   /* not before: as a receiver, see shm_help_give_way */
 } shm_helper;
 
 static inline void shm_help_begin(shm_help *h) { /* relaxed: published with the record */
     atomic_store_explicit(&h->window, 0, memory_order_relaxed);
     atomic_store_explicit(&h->stamp, 0, memory_order_relaxed);
+    atomic_store_explicit(&h->core, sched_getcpu(), memory_order_relaxed);
     atomic_store_explicit(&h->taking, 0, memory_order_relaxed);
     atomic_store_explicit(&h->taken, 0, memory_order_relaxed);
 }
@@ -93,6 +101,7 @@ static bool shm_help_stage(shm *t, shm_helper *own, shm_help *h, const void *pay
         atomic_store_explicit(&h->stamp, own->stamp, memory_order_relaxed);
         atomic_store_explicit(&h->window, own->place + 1, memory_order_release); /* with the stamp: pairs with find */
     }
+    atomic_store_explicit(&h->core, sched_getcpu(), memory_order_relaxed);
     uint64_t next = own->next > shm_help_pieces(taking) ? own->next : shm_help_pieces(taking);
     if (next >= shm_help_pieces(bytes) || next >= taken / SHM_HELP_PIECE + SHM_HELP_PIECES) {
         return false;
@@ -119,6 +128,19 @@ static const void *shm_help_find(shm *t, shm_help *h, uint64_t at) {
     /* Acquire: pairs with the piece's release. */
     bool there = atomic_load_explicit(&w->holds[piece % SHM_HELP_PIECES], memory_order_acquire) == stamp;
     return there ? w->pieces[piece % SHM_HELP_PIECES] : NULL;
+}
+
+/* A sender that was last on this core stages nothing while this rank has it: the core is given away, for a window at a
+ * time. By two switches and two copies in the second cache a window takes a third of what the kernel's copy does. */
+static bool shm_help_give_way(const shm *t, shm_helper *own, const shm_help *h) {
+    uint64_t before = t->host->now_ns(t->host);
+    if (atomic_load_explicit(&h->core, memory_order_relaxed) != sched_getcpu() || before < own->yields_ns) {
+        return false;
+    }
+    sched_yield();
+    uint64_t after = t->host->now_ns(t->host);
+    own->yields_ns = after - before > SHM_YIELD_LONG_NS ? after + SHM_YIELD_PAUSE_NS : 0;
+    return true;
 }
 
 #endif /* SHM_HELP_H */

@@ -52,6 +52,7 @@ typedef struct shm_memory {
     shm_withdrawn *withdrawn;
     size_t lent_count, lent_room, hole_count, hole_room, withdrawn_count, withdrawn_room;
     shm_view *views; /* by local index */
+    bool told;       /* that not all can be mapped */
 } shm_memory;
 
 static void shm_memory_close(shm *t) {
@@ -361,6 +362,7 @@ static void shm_withdrawn_free(shm *t, const void *set) {
 
 /* ---- reaching ---- */
 
+/* False: not so much can be mapped, says errno; what is mapped stays. */
 static bool shm_view_extend(shm *t, int32_t i, uint64_t need) {
     shm_view *v = &t->memory->views[i];
     uint64_t bytes = v->bytes > 0 ? v->bytes * 2 : (uint64_t)64 << 20;
@@ -368,8 +370,11 @@ static bool shm_view_extend(shm *t, int32_t i, uint64_t need) {
         bytes *= 2;
     }
     bytes = bytes < t->arena_bytes ? bytes : t->arena_bytes;
-    void *at = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, t->fd,
-                    (off_t)shm_arena_offset(t, i));
+    errno = ENOMEM;
+    void *at = v->old_count == (int32_t)(sizeof v->old / sizeof v->old[0])
+                   ? MAP_FAILED
+                   : mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, t->fd,
+                          (off_t)shm_arena_offset(t, i));
     if (at == MAP_FAILED) {
         return false;
     }

@@ -379,6 +379,26 @@ static ddl_status shm_message_send(shm *t, int32_t i, ddl_message *m) {
     return DDL_IN_PROGRESS;
 }
 
+/* Room for a small record that the core writes itself. */
+static ddl_status shm_message_reserve(shm *t, int32_t i, uint64_t bytes, uint8_t **out_header, void **out_payload) {
+    shm_link *l = shm_link_of(t, i);
+    if (bytes >= SHM_LINED_LEAST || l->waiting.first != NULL || !l->out_open || l->gone || l->cut) {
+        return DDL_IN_PROGRESS;
+    }
+    uint8_t *record = shm_ring_reserve(&l->out, DDL_MESSAGE_HEADER_BYTES + bytes);
+    if (record == NULL) {
+        return DDL_IN_PROGRESS;
+    }
+    *out_header = record;
+    *out_payload = record + DDL_MESSAGE_HEADER_BYTES;
+    return DDL_OK;
+}
+
+static void shm_message_publish(shm *t, int32_t i, uint64_t bytes) {
+    shm_ring_publish(&shm_link_of(t, i)->out, SHM_EAGER, DDL_MESSAGE_HEADER_BYTES + bytes);
+    shm_wake(t, i);
+}
+
 /* ---- taking back ---- */
 
 static shm_copy *shm_copy_of(shm *t, const ddl_message *m, uint64_t extra) {
@@ -489,9 +509,13 @@ enum { SHM_FETCHED, SHM_REFUSED, SHM_LOST };
 /* From the sender's memory, in pieces; those that the sender has staged from there. */
 static bool shm_read_helped(shm *t, shm_link *l, shm_fetch *record, uint64_t at) {
     shm_help *h = &record->help;
-    uint64_t alone = 0;
+    uint64_t alone = 0, yields = 0;
     for (uint64_t done = 0; done < l->bytes;) {
         const void *staged = shm_help_find(t, h, done);
+        if (staged == NULL && done > 0 && yields < SHM_HELP_YIELDS && shm_help_give_way(t, &t->messages->helper, h)) {
+            staged = shm_help_find(t, h, done);
+            yields = staged != NULL ? 0 : yields + 1;
+        }
         alone = staged != NULL ? 0 : alone + 1;
         uint64_t bytes = alone > SHM_HELP_ALONE ? SHM_HELP_ALONE * SHM_HELP_PIECE : SHM_HELP_PIECE;
         bytes = bytes < l->bytes - done ? bytes : l->bytes - done;
@@ -761,10 +785,9 @@ static int32_t shm_link_progress(shm *t, int32_t i, bool expected) {
     return count;
 }
 
-/* Looks at the next record's word for about as long as the rest of progress takes: what comes meanwhile is met at once.
- * Not where ranks share cores, as the one that is waited for may need this one. */
-static void shm_linger(const shm *t, const shm_link *l, int32_t looks) {
-    if (t->crowded || !l->in_open || l->gone) {
+/* Looks at the next record's word for a while: what comes meanwhile is met at once. */
+static void shm_linger(const shm_link *l, int32_t looks) {
+    if (!l->in_open || l->gone) {
         return;
     }
     const _Atomic uint64_t *word = shm_ring_word(&l->in, l->in.place);
@@ -778,13 +801,16 @@ static ddl_status shm_message_peek(const shm *t, int32_t i, int32_t looks, const
     shm_link *l = shm_link_of(t, i);
     uint32_t kind = 0;
     if (!l->in_open || l->gone || l->landing || l->cut) {
-        return DDL_IN_PROGRESS;
+        return l->in_open ? DDL_ERR_STATE : DDL_IN_PROGRESS;
     }
-    shm_linger(t, l, looks);
+    shm_linger(l, looks);
     const uint8_t *record = shm_ring_peek(&l->in, &kind, &l->peeked);
     uint64_t at = kind == SHM_EAGER ? DDL_MESSAGE_HEADER_BYTES : SHM_LINED_AT;
-    if (record == NULL || (kind != SHM_EAGER && kind != SHM_LINED) || l->peeked < at) {
-        return DDL_IN_PROGRESS;
+    if (record == NULL) {
+        return l->in.broken ? DDL_ERR_STATE : DDL_IN_PROGRESS;
+    }
+    if ((kind != SHM_EAGER && kind != SHM_LINED) || l->peeked < at) {
+        return DDL_ERR_STATE;
     }
     if (kind == SHM_LINED) {
         shm_ask_ahead(record + at, l->peeked - at);
@@ -805,8 +831,8 @@ static void shm_message_taken(shm *t, int32_t i) {
 
 static int32_t shm_message_progress(shm *t, int32_t expect) {
     int32_t first = expect >= 0 && expect < t->world_size ? t->index_of[expect] : -1;
-    if (first >= 0) {
-        shm_linger(t, shm_link_of(t, first), SHM_LOOKS);
+    if (first >= 0 && !t->crowded) {
+        shm_linger(shm_link_of(t, first), SHM_LOOKS); /* about as long as the rest of this takes */
     }
     int32_t count = first >= 0 ? shm_link_progress(t, first, true) : 0;
     if (count > 0 && ++t->messages->turns % SHM_TURNS != 0) {

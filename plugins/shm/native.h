@@ -137,7 +137,7 @@ static ddl_status shm_native_start(void *self, void *set_, const ddl_native_call
     if (op == NULL) {
         return DDL_ERR_NOMEM;
     }
-    size_t fresh = offsetof(ddl_native_call, in); /* the core keeps the rest from call to call */
+    size_t fresh = offsetof(ddl_native_call, bytes); /* the core keeps the rest from call to call */
     shm_copy_words(&op->call, call, fresh);
     memcpy((uint8_t *)&op->call + fresh, (const uint8_t *)call + fresh, sizeof op->call - fresh);
     op->step = NULL;
@@ -176,7 +176,7 @@ static void shm_look_first(shm_set *set, shm_op *op) {
     for (int32_t i = 0; i < set->patience; i++) {
         shm_pause();
     }
-    if (op->call.sequence % SHM_LOOKS_MEASURED == 0 && shm_in_line(shm_given_bytes(set, op))) {
+    if (shm_in_line(shm_given_bytes(set, op)) && ++set->first_looks % SHM_LOOKS_MEASURED == 0) {
         uint64_t before = t->host->now_ns(t->host);
         shm_advance(set);
         set->patience = t->host->now_ns(t->host) - before > SHM_FAR_NS ? SHM_FAR_PAUSES : 0;

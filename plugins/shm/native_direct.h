@@ -1,5 +1,5 @@
 /* native_direct: collectives on memory that every rank sees: tensors of ddl_tensor_alloc. Arrivals say where buffers
- * are; all ranks see the same arrivals and come to the same decision.
+ * are, and how much of the arenas their rank has mapped; all ranks see the same arrivals and come to the same decision.
  *
  *     read    each rank takes from the others' buffers into its own; then all wait until all have read
  *     write   all_reduce, reduce: each rank reduces its part from the inputs of all and writes it to the outputs of all
@@ -23,7 +23,13 @@
 /* What an arrival says of a large operation. */
 typedef struct shm_offer {
     uint64_t in, out; /* place in the arenas + 1; 0: in other memory */
+    uint64_t sees;    /* of each arena of the others, from its start, this rank has mapped so many bytes */
 } shm_offer;
+
+#define SHM_NOWHERE UINT64_MAX
+#ifndef SHM_TRY_AGAIN
+#define SHM_TRY_AGAIN 1024 /* of so many operations that need what could not be mapped, one tries it again */
+#endif
 
 static const shm_offer *shm_offer_of(const shm_set *set, const shm_op *op, int32_t j) {
     return (const shm_offer *)(const void *)shm_face_of(set, j)->lines[op->call.sequence % SHM_LINES].data;
@@ -55,24 +61,78 @@ static uint64_t shm_place_of(shm *t, const void *memory, uint64_t bytes) {
     return shm_locate(t, memory, bytes, &offset) ? offset + 1 : 0;
 }
 
+/* Where in its arena an offer ends. */
+static uint64_t shm_offer_end(const shm *t, uint64_t place, uint64_t bytes) {
+    bool is = place > 0 && shm_is_place(t, place - 1, bytes);
+    return is ? (place - 1 - t->shared_bytes) % t->arena_bytes + bytes : SHM_NOWHERE;
+}
+
+static bool shm_see_all(shm_set *set, uint64_t bytes) {
+    uint64_t sees = UINT64_MAX;
+    for (int32_t j = 0; j < set->count; j++) {
+        int32_t i = set->peers[j].local;
+        const shm_view *v = &set->t->memory->views[i];
+        if (j != set->rank && v->bytes < bytes && !shm_view_extend(set->t, i, bytes)) {
+            shm_log(set->t, set->t->memory->told ? DDL_LOG_DEBUG : DDL_LOG_WARN,
+                    "%" PRIu64 " MiB of tensor memory of rank %d cannot be mapped: %s (look at ulimit -v and "
+                    "vm.max_map_count); collectives on such tensors go the way of ordinary memory",
+                    (bytes - 1) / (1u << 20) + 1, (int)set->t->rank_of[i], strerror(errno));
+            set->t->memory->told = true;
+            return false;
+        }
+        sees = j != set->rank && v->bytes < sees ? v->bytes : sees;
+    }
+    set->sees = sees;
+    return true;
+}
+
+/* Maps before it arrives: ranks allocate alike, so the others' tensors mostly end where the own one does. Or else where
+ * it was seen that they do, when the operation went another way. What could not be mapped is tried again now and
+ * then; operations that need it are counted here, as their sequence numbers may all be odd (a barrier after each). */
+static void shm_see(shm_set *set, uint64_t own) {
+    uint64_t most = set->needed > own ? set->needed : own, bytes = most < set->unseen ? most : own;
+    if (most <= set->sees || most == SHM_NOWHERE) {
+        return;
+    }
+    if (bytes <= set->sees || bytes >= set->unseen) {
+        if (++set->waited < SHM_TRY_AGAIN) {
+            return;
+        }
+        set->waited = 0;
+        bytes = most;
+    }
+    set->unseen = shm_see_all(set, bytes) ? SHM_NOWHERE : bytes;
+}
+
 static void shm_make_offer(shm_set *set, shm_op *op) {
-    shm_offer offer = {0, 0};
+    shm_offer offer = {0, 0, 0};
     if (shm_may_be_direct(op)) {
         offer.in = shm_rank_gives(op, set->rank) ? shm_place_of(set->t, op->call.in, shm_given_bytes(set, op)) : 0;
         offer.out = shm_writes(op) && shm_has_out(op, set->rank) ? shm_place_of(set->t, op->call.out, op->call.bytes) : 0;
     }
+    if (offer.in > 0 || offer.out > 0 || set->needed > set->sees) {
+        uint64_t in = offer.in > 0 ? shm_offer_end(set->t, offer.in, shm_given_bytes(set, op)) : 0;
+        uint64_t out = offer.out > 0 ? shm_offer_end(set->t, offer.out, op->call.bytes) : 0;
+        shm_see(set, in > out ? in : out);
+    }
+    offer.sees = set->sees;
     op->offered = offer.out != 0;
     memcpy(set->own->lines[op->call.sequence % SHM_LINES].data, &offer, sizeof offer);
 }
 
-static bool shm_all_offered(const shm_set *set, const shm_op *op) {
+/* Has everybody offered, in memory that everybody has mapped? */
+static bool shm_all_offered(shm_set *set, const shm_op *op) {
+    uint64_t need = 0, sees = UINT64_MAX, given = shm_given_bytes(set, op);
     for (int32_t j = 0; j < set->count; j++) {
-        const shm_offer *offer = shm_offer_of(set, op, j);
-        if ((shm_rank_gives(op, j) && offer->in == 0) || (shm_writes(op) && shm_has_out(op, j) && offer->out == 0)) {
-            return false;
-        }
+        shm_offer offer = *shm_offer_of(set, op, j);
+        uint64_t in = shm_rank_gives(op, j) ? shm_offer_end(set->t, offer.in, given) : 0;
+        uint64_t out = shm_writes(op) && shm_has_out(op, j) ? shm_offer_end(set->t, offer.out, op->call.bytes) : 0;
+        in = in > out ? in : out;
+        need = in > need ? in : need;
+        sees = offer.sees < sees ? offer.sees : sees;
     }
-    return true;
+    set->needed = need != SHM_NOWHERE ? need : set->needed;
+    return need <= sees;
 }
 
 /* Sees what this rank has to see. What a peer offered is checked by shm_reach. */
@@ -263,7 +323,7 @@ static void shm_write_begin(shm_set *set, shm_op *op) {
 /* ---- the choice ---- */
 
 /* Known when all have arrived, and the same on all ranks. */
-static bool shm_is_direct(const shm_set *set, const shm_op *op) {
+static bool shm_is_direct(shm_set *set, const shm_op *op) {
     uint64_t block = shm_block_bytes(set);
     bool room = !shm_writes(op) || (block > 0 && (uint64_t)op->call.element_bytes <= block);
     return set->count > 1 && room && shm_all_offered(set, op);
@@ -271,7 +331,7 @@ static bool shm_is_direct(const shm_set *set, const shm_op *op) {
 
 static void shm_direct_begin(shm_set *set, shm_op *op) {
     if (!shm_look_at_all(set, op)) {
-        op->failure = DDL_ERR_NOMEM; /* the others wait for this rank, until the core gives the operation up */
+        op->failure = DDL_ERR_CORRUPT; /* somebody wrote over what an arrival had said */
     } else if (shm_writes(op)) {
         shm_write_begin(set, op);
     } else {

@@ -96,9 +96,14 @@ typedef struct shm_set {
     int32_t entry, piece; /* in the directory, in staging */
     bool found;           /* the pieces of all */
     bool cancelled, left;
+    uint32_t first_looks; /* at arrivals of data that is in the line: some are measured */
     uint64_t ring_bytes;
     uint64_t floor;    /* every rank has ended all operations up to this one */
     uint64_t position; /* of the ring, where the next large operation begins */
+    uint64_t sees;     /* of the arenas of all others: native_direct.h */
+    uint64_t needed;   /* to see what was last offered */
+    uint64_t unseen;   /* this much could not be mapped; UINT64_MAX: all could */
+    uint32_t waited;   /* operations since then that would have needed it */
     int32_t patience;  /* pauses before the first look at an arrival */
     shm_face *own;
     shm_op *head, **tail, *spare;
@@ -322,6 +327,7 @@ static shm_set *shm_set_make(shm *t, uint64_t group, const int32_t *ranks, int32
     set->count = count;
     set->rank = rank;
     set->tail = &set->head;
+    set->unseen = UINT64_MAX;
     set->ring_bytes = (shm_piece_bytes(t) - SHM_RING_AT) / SHM_PAIR * SHM_PAIR;
     set->sources = shm_zalloc(t, (size_t)count * sizeof *set->sources);
     set->pieces = shm_zalloc(t, (size_t)count * sizeof *set->pieces);

@@ -111,7 +111,7 @@ static inline void shm_get_reduced(const shm_set *set, const shm_op *op, const u
     }
     if (hi > 1) {
         op->call.reduce(op->call.reduce_arg, dst, set->sources, hi, bytes);
-    } else if (hi == 1) {
+    } else {
         shm_copy_bytes(dst, set->sources[0], bytes);
     }
 }
@@ -133,7 +133,7 @@ static inline void shm_get(const shm_set *set, const shm_op *op, const uint8_t *
     int32_t lo, hi;
     shm_needed(set, op, &lo, &hi);
     from += k->parts ? (uint64_t)set->rank * part_bytes : 0;
-    if (k->takes == SHM_REDUCED) {
+    if (k->takes == SHM_REDUCED && hi > 0) {
         shm_get_reduced(set, op, pieces, from, hi, at, bytes);
     } else if (k->takes == SHM_EACH && hi > 0) {
         shm_get_each(set, op, pieces, from, at, bytes);

@@ -259,7 +259,7 @@ static uint64_t shm_arena_offer(void) {
 /* False: a setting makes no sense, and was told so. */
 static bool shm_address_make(shm *t) {
     shm_address *a = &t->address;
-    memcpy(a->magic, "ddlshm03", 8);
+    memcpy(a->magic, "ddlshm05", 8);
     a->page_bytes = (uint32_t)sysconf(_SC_PAGESIZE);
     a->uid = (uint32_t)geteuid();
     a->ring_bytes = SHM_RING_BYTES;

@@ -6,7 +6,7 @@
  *
  * Settings, the same on all ranks of a host (ranks whose sizes differ reach each other in another way):
  *     DDL_SHM_RING_BYTES      64K   of the ring that each pair has in each direction
- *     DDL_SHM_STAGING_BYTES   4M    per rank, for collectives of ordinary memory
+ *     DDL_SHM_STAGING_BYTES   3.5M  per rank, for collectives of ordinary memory
  *     DDL_SHM_ARENA_BYTES     RAM   room for ddl_tensor_alloc, per rank; address space only
  * and of each rank alone:
  *     DDL_SHM_CMA             1     0: never read the memory of a peer (process_vm_readv)
@@ -161,6 +161,15 @@ static ddl_status shm_peek(void *self, int32_t peer, int32_t looks, const uint8_
 
 static void shm_taken(void *self, int32_t peer) { shm_message_taken(self, shm_peer(self, peer)); }
 
+static ddl_status shm_reserve(void *self, int32_t peer, uint64_t bytes, uint8_t **out_header, void **out_payload) {
+    int32_t i = shm_peer(self, peer);
+    return i >= 0 ? shm_message_reserve(self, i, bytes, out_header, out_payload) : DDL_ERR_ARG;
+}
+
+static void shm_publish_reserved(void *self, int32_t peer, uint64_t bytes) {
+    shm_message_publish(self, shm_peer(self, peer), bytes);
+}
+
 static int32_t shm_progress(void *self, int32_t expect) {
     shm *t = self;
     shm_bell_disarm(t);
@@ -231,7 +240,7 @@ static void shm_memory_free(void *self, void *memory) { shm_take_back(self, memo
 
 static const ddl_transport shm_transport = {
     .size = sizeof(ddl_transport),
-    .flags = DDL_TRANSPORT_LOCAL | DDL_TRANSPORT_ORDERED | DDL_TRANSPORT_CHEAP_PROGRESS,
+    .flags = DDL_TRANSPORT_LOCAL | DDL_TRANSPORT_ORDERED | DDL_TRANSPORT_CHEAP_PROGRESS | DDL_TRANSPORT_INTACT,
     .max_payload_bytes = 1 << 20,
     .open = shm_endpoint_open,
     .close = shm_endpoint_close,
@@ -256,7 +265,11 @@ static const ddl_transport shm_transport = {
     .peer_native = shm_peer_native,
     .peek = shm_peek,
     .taken = shm_taken,
+    .reserve = shm_reserve,
+    .publish = shm_publish_reserved,
 };
+
+static const char *const shm_settings[] = {"SHM_RING_BYTES", "SHM_STAGING_BYTES", "SHM_ARENA_BYTES", "SHM_CMA", NULL};
 
 static const ddl_plugin shm_plugin = {
     .size = sizeof(ddl_plugin),
@@ -265,6 +278,7 @@ static const ddl_plugin shm_plugin = {
     .version = "1",
     .about = "Shared memory between the ranks of one host.",
     .transport = &shm_transport,
+    .settings = shm_settings,
 };
 
 DDL_PLUGIN_EXPORT const ddl_plugin *ddl_plugin_shm_v1(const ddl_host *host);

@@ -831,6 +831,9 @@ static const ddl_transport template_transport = {
     .redirect = template_redirect,
 };
 
+/* The DDL_TEMPLATE_ variables that it reads, without that; of others users are told. */
+static const char *const template_settings[] = {NULL};
+
 static const ddl_plugin template_plugin = {
     .size = sizeof(ddl_plugin),
     .abi = DDL_PLUGIN_ABI,
@@ -838,6 +841,7 @@ static const ddl_plugin template_plugin = {
     .version = "1",
     .about = "Unix-domain sockets between processes of one host; an example to copy from.",
     .transport = &template_transport,
+    .settings = template_settings,
 };
 
 DDL_PLUGIN_EXPORT const ddl_plugin *ddl_plugin_template_v1(const ddl_host *host);

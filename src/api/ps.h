@@ -75,7 +75,8 @@ DDL_API ddl_status ddl_ps_leave(ddl_ps *ps);
  * have been, and is pushed again with the same *sequence, before a newer one. sequence NULL, or *sequence 0: a new
  * push, which gets the next number. While the server has no room (memory_bytes) it waits: that is the back-pressure.
  * Errors: DDL_ERR_ARG (also: it is not finite, and nothing is pushed; a sum that overflows on a server is not looked
- * for), DDL_ERR_PEER, DDL_ERR_TIMEOUT, DDL_ERR_STATE (BSP, SSP: a parameter twice in one clock). */
+ * for), DDL_ERR_PEER, DDL_ERR_TIMEOUT, DDL_ERR_STATE (BSP, SSP: a parameter twice in one clock; or it is made again
+ * after a newer one, and is left out if it was not applied before). */
 DDL_API ddl_status ddl_ps_push(ddl_ps *ps, int32_t param, ddl_tensor grad, uint64_t *sequence);
 DDL_API ddl_status ddl_ps_ipush(ddl_ps *ps, int32_t param, ddl_tensor grad, uint64_t *sequence,
                                 ddl_request **out_request);

@@ -260,11 +260,15 @@ static void ddl__agree_go_on(ddl_group *g) {
     ddl__put_u32(&w, (uint32_t)g->cause_rank);
     ddl__put_u8(&w, g->cause_link);
     ddl__put_string(&w, g->cause);
+    g->flows[g->rank].gone_on = g->agree_sequence + 1;
     for (int32_t i = 0; i < g->size; i++) {
         if (i != g->rank && !ddl__is_gone(g, i)) {
             ddl__frame f = {.type = DDL__FRAME_AGREE, .group = g->id, .epoch = g->epoch,
                             .sequence = g->agree_sequence + 1};
             ddl__tell(g->context, g->ranks[i], f, payload, w.at); /* lost without memory: then deadlines are left */
+        }
+        if (i != g->rank && g->flows[i].gone_on == g->flows[g->rank].gone_on) { /* it will not keep them, either */
+            ddl__p2p_drop_offers(g, i);
         }
     }
 }
@@ -291,6 +295,9 @@ static ddl_status ddl__on_go_on(ddl_group *g, int32_t from, uint32_t sequence, d
         g->cause_link = link_lost;
     }
     ddl__group_break(g, DDL_ERR_PEER, "%s", g->cause);
+    if (g->flows[g->rank].gone_on == sequence) {
+        ddl__p2p_drop_offers(g, from);
+    }
     ddl__changed(c);
     return DDL_OK;
 }

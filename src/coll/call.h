@@ -204,33 +204,51 @@ static uint64_t ddl__call_hash(const ddl__call *call, const ddl__cached *cached)
     return h != 0 ? h : 1; /* 0 means none */
 }
 
+/* What a v-form has besides; arrays may be NULL as ddl.h says. */
+typedef struct ddl__blocks {
+    const int64_t *counts, *offsets, *recv_counts, *recv_offsets;
+} ddl__blocks;
+
+/* What one type's part of an all_reduce_many has besides. */
+typedef struct ddl__portion {
+    int32_t tensors; /* of all types */
+    const ddl_tensor *list;
+    uint64_t detail; /* a hash of them */
+    bool held;       /* it begins when ddl__op_release says so */
+} ddl__portion;
+
 /* What a caller asks for: a ddl_collective that copies no tensors, for that would take as long as 8 bytes need through
- * shared memory. What a kind does not use may be NULL; a broadcast has `in` alone. */
+ * shared memory; nor is it large, for to clear it would too. What a kind does not use may be NULL; a broadcast has `in`
+ * alone. */
 typedef struct ddl__asked {
     ddl_kind kind;
     ddl_op op;
     int32_t root;
-    const ddl_tensor *in, *out;
-    const int64_t *counts, *offsets, *recv_counts, *recv_offsets;
-    int32_t tensors; /* of all_reduce_many, they, and a hash of them; else 0 */
-    const ddl_tensor *list;
-    uint64_t detail;
-    bool held;  /* it begins when ddl__op_release says so */
     bool later; /* a request is to be made of it: a stream does not wait for it */
+    const ddl_tensor *in, *out;
+    const ddl__blocks *blocks;
+    const ddl__portion *portion;
 } ddl__asked;
 
-static ddl__asked ddl__asked_of(const ddl_collective *d) {
-    return (ddl__asked){.kind = d->kind, .op = d->op, .root = d->root, .in = &d->in, .out = &d->out,
-                      .counts = d->counts, .offsets = d->offsets, .recv_counts = d->recv_counts,
-                      .recv_offsets = d->recv_offsets};
+static ddl__blocks ddl__blocks_of(const ddl_collective *d) {
+    return (ddl__blocks){d->counts, d->offsets, d->recv_counts, d->recv_offsets};
+}
+
+static ddl__asked ddl__asked_of(const ddl_collective *d, const ddl__blocks *blocks) {
+    return (ddl__asked){.kind = d->kind, .op = d->op, .root = d->root, .in = &d->in, .out = &d->out, .blocks = blocks};
 }
 
 /* Checks a collective and fills the call. Nothing has happened yet when it fails. */
 static ddl_status ddl__call_make(ddl_group *g, const ddl__asked *d, ddl__call *out, const char *what) {
     ddl_context *c = g->context;
     *out = (ddl__call){.kind = d->kind, .op = d->op, .root = ddl__kind_rooted(d->kind) ? d->root : 0,
-                       .tensors = d->tensors, .list = d->list, .detail = d->detail, .held = d->held,
                        .later = d->later};
+    if (d->portion != NULL) {
+        out->tensors = d->portion->tensors;
+        out->list = d->portion->list;
+        out->detail = d->portion->detail;
+        out->held = d->portion->held;
+    }
     if (d->kind <= DDL_KIND_NONE || d->kind > DDL_ALL_TO_ALLV) {
         return ddl__error(c, DDL_ERR_ARG, "%s: %d is no kind of collective", what, (int)d->kind);
     }
@@ -265,10 +283,10 @@ static ddl_status ddl__call_make(ddl_group *g, const ddl__asked *d, ddl__call *o
     out->in_bytes = in_count * (int64_t)ddl_dtype_bytes(out->dtype);
     out->out_bytes = d->kind == DDL_BROADCAST ? out->in_bytes : out_count * (int64_t)ddl_dtype_bytes(out->dtype);
     if (ddl__kind_is_v(d->kind)) {
-        out->counts = d->counts;
-        out->offsets = d->offsets;
-        out->recv_counts = d->kind == DDL_ALL_TO_ALLV ? d->recv_counts : NULL;
-        out->recv_offsets = d->kind == DDL_ALL_TO_ALLV ? d->recv_offsets : NULL;
+        out->counts = d->blocks->counts;
+        out->offsets = d->blocks->offsets;
+        out->recv_counts = d->kind == DDL_ALL_TO_ALLV ? d->blocks->recv_counts : NULL;
+        out->recv_offsets = d->kind == DDL_ALL_TO_ALLV ? d->blocks->recv_offsets : NULL;
         DDL__TRY(ddl__check_v(g, out, in_count, out_count, what));
         out->detail = d->kind != DDL_ALL_TO_ALLV ? ddl__counts_hash(g, out->counts) : 0;
     } else {

@@ -122,69 +122,73 @@ DDL_API ddl_status ddl_iexscan(ddl_group *group, ddl_tensor in, ddl_tensor out, 
 
 DDL_API ddl_status ddl_gatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                const int64_t *offsets, int32_t root) {
-    ddl__asked ask = {.kind = DDL_GATHERV, .in = &in, .out = &out, .counts = counts, .offsets = offsets,
-                        .root = root};
+    ddl__blocks blocks = {.counts = counts, .offsets = offsets};
+    ddl__asked ask = {.kind = DDL_GATHERV, .in = &in, .out = &out, .blocks = &blocks, .root = root};
     return ddl__coll_call(group, &ask, "ddl_gatherv", NULL);
 }
 
 DDL_API ddl_status ddl_igatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                 const int64_t *offsets, int32_t root, ddl_request **out_request) {
-    ddl__asked ask = {.kind = DDL_GATHERV, .in = &in, .out = &out, .counts = counts, .offsets = offsets,
-                        .root = root};
+    ddl__blocks blocks = {.counts = counts, .offsets = offsets};
+    ddl__asked ask = {.kind = DDL_GATHERV, .in = &in, .out = &out, .blocks = &blocks, .root = root};
     return ddl__coll_icall(group, &ask, "ddl_igatherv", out_request);
 }
 
 DDL_API ddl_status ddl_scatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                 const int64_t *offsets, int32_t root) {
-    ddl__asked ask = {.kind = DDL_SCATTERV, .in = &in, .out = &out, .counts = counts, .offsets = offsets,
-                        .root = root};
+    ddl__blocks blocks = {.counts = counts, .offsets = offsets};
+    ddl__asked ask = {.kind = DDL_SCATTERV, .in = &in, .out = &out, .blocks = &blocks, .root = root};
     return ddl__coll_call(group, &ask, "ddl_scatterv", NULL);
 }
 
 DDL_API ddl_status ddl_iscatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                  const int64_t *offsets, int32_t root, ddl_request **out_request) {
-    ddl__asked ask = {.kind = DDL_SCATTERV, .in = &in, .out = &out, .counts = counts, .offsets = offsets,
-                        .root = root};
+    ddl__blocks blocks = {.counts = counts, .offsets = offsets};
+    ddl__asked ask = {.kind = DDL_SCATTERV, .in = &in, .out = &out, .blocks = &blocks, .root = root};
     return ddl__coll_icall(group, &ask, "ddl_iscatterv", out_request);
 }
 
 DDL_API ddl_status ddl_all_gatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                    const int64_t *offsets) {
-    ddl__asked ask = {.kind = DDL_ALL_GATHERV, .in = &in, .out = &out, .counts = counts, .offsets = offsets};
+    ddl__blocks blocks = {.counts = counts, .offsets = offsets};
+    ddl__asked ask = {.kind = DDL_ALL_GATHERV, .in = &in, .out = &out, .blocks = &blocks};
     return ddl__coll_call(group, &ask, "ddl_all_gatherv", NULL);
 }
 
 DDL_API ddl_status ddl_iall_gatherv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                     const int64_t *offsets, ddl_request **out_request) {
-    ddl__asked ask = {.kind = DDL_ALL_GATHERV, .in = &in, .out = &out, .counts = counts, .offsets = offsets};
+    ddl__blocks blocks = {.counts = counts, .offsets = offsets};
+    ddl__asked ask = {.kind = DDL_ALL_GATHERV, .in = &in, .out = &out, .blocks = &blocks};
     return ddl__coll_icall(group, &ask, "ddl_iall_gatherv", out_request);
 }
 
 DDL_API ddl_status ddl_reduce_scatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                        ddl_op op) {
-    ddl__asked ask = {.kind = DDL_REDUCE_SCATTERV, .in = &in, .out = &out, .counts = counts, .op = op};
+    ddl__blocks blocks = {.counts = counts};
+    ddl__asked ask = {.kind = DDL_REDUCE_SCATTERV, .in = &in, .out = &out, .blocks = &blocks, .op = op};
     return ddl__coll_call(group, &ask, "ddl_reduce_scatterv", NULL);
 }
 
 DDL_API ddl_status ddl_ireduce_scatterv(ddl_group *group, ddl_tensor in, ddl_tensor out, const int64_t *counts,
                                         ddl_op op, ddl_request **out_request) {
-    ddl__asked ask = {.kind = DDL_REDUCE_SCATTERV, .in = &in, .out = &out, .counts = counts, .op = op};
+    ddl__blocks blocks = {.counts = counts};
+    ddl__asked ask = {.kind = DDL_REDUCE_SCATTERV, .in = &in, .out = &out, .blocks = &blocks, .op = op};
     return ddl__coll_icall(group, &ask, "ddl_ireduce_scatterv", out_request);
 }
 
 DDL_API ddl_status ddl_all_to_allv(ddl_group *group, ddl_tensor in, const int64_t *send_counts,
                                    const int64_t *send_offsets, ddl_tensor out, const int64_t *recv_counts,
                                    const int64_t *recv_offsets) {
-    ddl__asked ask = {.kind = DDL_ALL_TO_ALLV, .in = &in, .out = &out, .counts = send_counts,
-                        .offsets = send_offsets, .recv_counts = recv_counts, .recv_offsets = recv_offsets};
+    ddl__blocks blocks = {send_counts, send_offsets, recv_counts, recv_offsets};
+    ddl__asked ask = {.kind = DDL_ALL_TO_ALLV, .in = &in, .out = &out, .blocks = &blocks};
     return ddl__coll_call(group, &ask, "ddl_all_to_allv", NULL);
 }
 
 DDL_API ddl_status ddl_iall_to_allv(ddl_group *group, ddl_tensor in, const int64_t *send_counts,
                                     const int64_t *send_offsets, ddl_tensor out, const int64_t *recv_counts,
                                     const int64_t *recv_offsets, ddl_request **out_request) {
-    ddl__asked ask = {.kind = DDL_ALL_TO_ALLV, .in = &in, .out = &out, .counts = send_counts,
-                        .offsets = send_offsets, .recv_counts = recv_counts, .recv_offsets = recv_offsets};
+    ddl__blocks blocks = {send_counts, send_offsets, recv_counts, recv_offsets};
+    ddl__asked ask = {.kind = DDL_ALL_TO_ALLV, .in = &in, .out = &out, .blocks = &blocks};
     return ddl__coll_icall(group, &ask, "ddl_iall_to_allv", out_request);
 }
 

@@ -11,13 +11,14 @@ enum {
     DDL__FAST_YIELDS = 64
 };
 
-/* The last call of a group that went this way. The same call again needs no check and no planning. */
+/* The last call of a group that went this way. The same call again, on any memory, needs no check and no planning. */
 typedef struct ddl__fast {
     uint32_t settings_version; /* of the group, when it was checked */
     ddl_kind kind; /* as the caller asked for it */
     ddl_op op;
     int32_t root;
     ddl_tensor in, out;
+    bool uses_in, uses_out;
     ddl__call call;
     ddl__reduction reduction;
     ddl_native_call native;
@@ -28,8 +29,9 @@ static bool ddl__same_shape(const ddl_tensor *a, const ddl_tensor *b) {
     return memcmp(a->shape, b->shape, sizeof a->shape) == 0 && memcmp(a->strides, b->strides, sizeof a->strides) == 0;
 }
 
+/* Alike but for where they lie. */
 static inline bool ddl__same_view(const ddl_tensor *a, const ddl_tensor *b) {
-    return a->data == b->data && a->dtype == b->dtype && a->device == b->device && a->ndim == b->ndim &&
+    return a->dtype == b->dtype && a->device == b->device && a->ndim == b->ndim &&
            (a->ndim == 1 ? a->shape[0] == b->shape[0] && a->strides[0] == b->strides[0] : ddl__same_shape(a, b));
 }
 
@@ -38,6 +40,37 @@ static inline bool ddl__fast_knows(const ddl_group *g, const ddl__asked *d) {
     return f != NULL && f->settings_version == g->settings_version && f->kind == d->kind && f->op == d->op &&
            f->root == d->root && (d->in == NULL || ddl__same_view(&f->in, d->in)) &&
            (d->out == NULL || ddl__same_view(&f->out, d->out));
+}
+
+/* Whether contiguous tensors of the call that is known may lie here: as far from each other as they did, or apart. */
+static bool ddl__fast_place_valid(const ddl_group *g, const ddl__fast *f, const char *in, const char *out) {
+    const ddl__call *call = &f->call;
+    bool missing = (f->uses_in && in == NULL) || (f->uses_out && out == NULL);
+    if (missing || g->context->devices != NULL) { /* a device may know an address */
+        return false;
+    }
+    if (!f->uses_in || !f->uses_out) {
+        return true;
+    }
+    uintptr_t i = (uintptr_t)in, o = (uintptr_t)out;
+    bool as_before = o - i == (uintptr_t)call->out.data - (uintptr_t)call->in.data;
+    bool apart = i < o ? o - i >= (uint64_t)call->in_bytes : i - o >= (uint64_t)call->out_bytes;
+    return as_before || (!call->in_place && apart);
+}
+
+/* Moves the call that is known to the memory of this one. */
+static inline bool ddl__fast_move(const ddl_group *g, ddl__fast *f, const ddl__asked *d) {
+    void *in = f->uses_in ? d->in->data : NULL;
+    void *out = f->uses_out ? d->out->data : NULL;
+    if ((!f->uses_in || in == f->call.in.data) && (!f->uses_out || out == f->call.out.data)) {
+        return true;
+    }
+    if (!ddl__fast_place_valid(g, f, in, out)) {
+        return false;
+    }
+    f->native.in = f->call.in.data = in;
+    f->native.out = f->call.out.data = f->kind == DDL_BROADCAST ? in : out;
+    return true;
 }
 
 /* Nothing on the group that a new call has to be compared with, or to wait for. */
@@ -73,18 +106,20 @@ static bool ddl__fast_learn(ddl_group *g, const ddl__asked *d, const char *what)
         return false;
     }
     const ddl__step *s = &cached->plan.steps[0];
-    bool takes = call.kind == DDL_BROADCAST;
     call.call_hash = ddl__call_hash(&call, cached);
     *f = (ddl__fast){.settings_version = g->settings_version, .kind = d->kind, .op = d->op, .root = d->root,
-                     .call = call, .algorithm = cached->plan.algorithm};
+                     .uses_in = ddl__uses_in(g, &call), .uses_out = ddl__uses_out(g, &call), .call = call,
+                     .algorithm = cached->plan.algorithm};
     f->in = d->in != NULL ? *d->in : f->in;
     f->out = d->out != NULL ? *d->out : f->out;
     f->native = (ddl_native_call){.size = sizeof f->native,
                                   .kind = (int32_t)call.kind,
                                   .root = call.root,
                                   .element_bytes = (int32_t)ddl_dtype_bytes(call.dtype),
-                                  .in = ddl__uses_in(g, &call) ? call.in.data : NULL,
-                                  .out = takes ? call.in.data : ddl__uses_out(g, &call) ? call.out.data : NULL,
+                                  .in = f->uses_in ? call.in.data : NULL,
+                                  .out = call.kind == DDL_BROADCAST ? call.in.data
+                                         : f->uses_out              ? call.out.data
+                                                                    : NULL,
                                   .bytes = (uint64_t)s->bytes};
     if (ddl__kind_reduces(call.kind)) {
         f->reduction = ddl__reduction_of(call.op, call.dtype, NULL);
@@ -200,7 +235,7 @@ static bool ddl__fast_try(ddl_group *g, const ddl__asked *d, const char *what, d
             return false;
         }
     }
-    if (!ddl__fast_knows(g, d) && !ddl__fast_learn(g, d, what)) {
+    if (!(ddl__fast_knows(g, d) && ddl__fast_move(g, g->fast, d)) && !ddl__fast_learn(g, d, what)) {
         return false;
     }
     *out_status = ddl__fast_run(g, g->fast, what);

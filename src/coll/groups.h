@@ -3,9 +3,10 @@
 #ifndef DDL_COLL_GROUPS_H
 #define DDL_COLL_GROUPS_H
 
-#include "many.h"
+#include "in_use.h"
 
 enum { DDL__TAG_GROUP = INT32_MIN, DDL__FORMATION_BYTES = 20 };
+#define DDL__FORM_AGAIN_NS ((uint64_t)10000000) /* between two tries for memory */
 
 /* What the leader sends, and what a member answers. */
 typedef struct ddl__formation {
@@ -33,19 +34,44 @@ static ddl__formation ddl__formation_read(const uint8_t in[DDL__FORMATION_BYTES]
     return f;
 }
 
+static bool ddl__form_ends(ddl_context *c, void *arg) {
+    (void)arg;
+    return c->aborted || c->finalized;
+}
+
+/* One message. Without memory for it the others could not be told either, and would wait for this rank: it tries again,
+ * as long as they do. A send that failed for memory was not taken by its transport; a receive that did may have used up
+ * its message, and is not made again. The lock is held, and given up while it waits. */
+static ddl_status ddl__form_message(ddl_group *parent, const ddl_transfer *t, ddl_info *info) {
+    ddl_context *c = parent->context;
+    uint64_t deadline = ddl__deadline(ddl__now_ns(), parent->timeout_ms);
+    while (true) {
+        ddl_request *r = NULL;
+        ddl_status status = ddl__p2p_make(parent, t, &r);
+        bool again = status == DDL_ERR_NOMEM || t->is_send;
+        if (status == DDL_OK) {
+            ddl__p2p_start(c, r);
+            ddl__wait_requests(c, &r, 1, false);
+            status = ddl__request_report(&r, info);
+        }
+        again = again && status == DDL_ERR_NOMEM && parent->broken == DDL_OK;
+        if (!again || ddl__now_ns() >= deadline || ddl__form_ends(c, NULL)) {
+            return status;
+        }
+        ddl__wait w = {.done = ddl__form_ends, .tick = ddl__no_tick, .deadline = ddl__now_ns() + DDL__FORM_AGAIN_NS};
+        ddl__wait_for(c, &w);
+    }
+}
+
 /* One message each way with a member; messages of ddl's own have negative tags, which no caller can use. */
 static ddl_status ddl__form_exchange(ddl_group *parent, int32_t peer, int32_t tag, bool send, ddl__formation *f) {
     uint8_t wire[DDL__FORMATION_BYTES] = {0};
     ddl_transfer t = {send, ddl_tensor_1d(wire, DDL_U8, DDL__FORMATION_BYTES), peer, tag};
-    ddl_request *r = NULL;
     ddl_info info;
     if (send) {
         ddl__formation_write(f, wire);
     }
-    DDL__TRY(ddl__p2p_make(parent, &t, &r));
-    ddl__p2p_start(parent->context, r);
-    ddl__wait_requests(parent->context, &r, 1, false);
-    DDL__TRY(ddl__request_report(&r, &info));
+    DDL__TRY(ddl__form_message(parent, &t, &info));
     if (send) {
         return DDL_OK;
     }
@@ -293,8 +319,12 @@ static int32_t ddl__split_members(const int32_t *pairs, int32_t size, int32_t co
 static ddl_status ddl__split(ddl_group *parent, int32_t colour, int32_t key, ddl_group **out_group) {
     ddl_context *c = parent->context;
     int32_t *pairs = ddl__alloc_array(&c->base, (size_t)parent->size, 3 * sizeof *pairs);
-    if (pairs == NULL) {
-        return ddl__error(c, DDL_ERR_NOMEM, "ddl_group_split: no memory");
+    if (pairs == NULL) { /* the others are in a collective by now, and wait for this rank */
+        if (parent->broken == DDL_OK) {
+            ddl__break_everywhere(c, parent, DDL_ERR_NOMEM, "ddl_group_split: rank %d has no memory for its part",
+                                  parent->rank);
+        }
+        return ddl__error(c, DDL_ERR_NOMEM, "ddl_group_split: rank %d has no memory for its part", parent->rank);
     }
     int32_t *members = pairs + 2 * (size_t)parent->size;
     ddl_status status = ddl__gather_pairs(parent, colour, key, pairs);

@@ -401,7 +401,7 @@ static ddl_status ddl__grow_link(ddl_context *c, const ddl__seat *s, const ddl__
     l->passes_process = false; /* descriptors are passed when a job begins */
     ddl__link_offers(c, s->rank, &s->blob, true, offers);
     ddl__link_keys(c, s->rank, s->blob.nonce, mine->nonce);
-    DDL__TRY(ddl__link_choose(c, s->rank, offers));
+    DDL__TRY(ddl__link_choose(c, s->rank, &s->blob, offers));
     ddl__link_native(c, s->rank, &s->blob);
     l->life = DDL__ALIVE;
     ddl__link_watch(c, s->rank);

@@ -93,7 +93,7 @@ static ddl_status ddl__links_make(ddl_context *c, const ddl__blob *table, ddl__r
     ddl__board_open(c, board);
     ddl__places_open(c);
     for (int32_t i = 0; i < c->world_size && status == DDL_OK; i++) {
-        status = i != c->rank ? ddl__link_choose(c, i, offers + i * DDL__ENDPOINTS_MAX) : DDL_OK;
+        status = i != c->rank ? ddl__link_choose(c, i, &table[i], offers + i * DDL__ENDPOINTS_MAX) : DDL_OK;
     }
     c->tuning.model.oversubscription = ddl__crowding(c, table);
     return status;
@@ -206,25 +206,38 @@ static ddl_status ddl__load_plugins(ddl_context *c) {
     return ddl__loader_open(&c->loader, &c->base, &params, &c->error);
 }
 
-/* DDL_<NAME>_... belongs to plugin <name>. */
-static bool ddl__is_plugin_setting(const ddl_context *c, const char *variable) {
+/* The loaded plugin that a line of the environment belongs to: DDL_<NAME>_... is of plugin <name>, of the longest such
+ * name. NULL: none. */
+static const ddl_plugin *ddl__setting_owner(const ddl_context *c, const char *line) {
+    if (strncmp(line, "DDL_", 4) != 0 || ddl__setting_is_ours(line, strcspn(line, "="))) {
+        return NULL;
+    }
+    const ddl_plugin *owner = NULL;
+    size_t longest = 0;
     for (const ddl__plugin_record *p = c->loader.loaded; p != NULL; p = p->next) {
         size_t length = strlen(p->name);
-        if (strncasecmp(variable + 4, p->name, length) == 0 && variable[4 + length] == '_') {
-            return true;
+        if (length > longest && strncasecmp(line + 4, p->name, length) == 0 && line[4 + length] == '_') {
+            owner = p->plugin;
+            longest = length;
         }
     }
-    return false;
+    return owner;
 }
 
 /* One rank of a host says it, the others only to who wants to know everything. */
 static void ddl__warn_of_unknown(const ddl_context *c) {
     const ddl__launch *l = &c->settings.launch;
     bool first = l->local_rank >= 0 ? l->local_rank == 0 : l->rank == 0;
+    ddl_log_level level = first ? DDL_LOG_WARN : DDL_LOG_DEBUG;
     for (char **line = environ; line != NULL && *line != NULL; line++) {
-        size_t length = ddl__setting_unknown(*line);
-        if (length > 0 && !ddl__is_plugin_setting(c, *line)) {
-            ddl__setting_warn(&c->base, first ? DDL_LOG_WARN : DDL_LOG_DEBUG, *line, length);
+        const ddl_plugin *owner = ddl__setting_owner(c, *line);
+        size_t length = owner == NULL              ? ddl__setting_unknown(*line)
+                        : DDL_HAS(owner, settings) ? ddl__plugin_setting_unknown(owner->settings, *line)
+                                                   : 0;
+        if (length > 0 && owner != NULL) {
+            ddl__plugin_setting_warn(&c->base, level, owner->name, owner->settings, *line, length);
+        } else if (length > 0) {
+            ddl__setting_warn(&c->base, level, *line, length);
         }
     }
 }
@@ -751,13 +764,58 @@ static void ddl__context_unref(ddl_context *c) {
     }
 }
 
+/* Threads inside a wait, or a call of a trainer, leave it first: their requests have ended. What runs in a step of the
+ * program's own may last, or never come back (its thread has ended there): that is told, and in the end given up. */
+static ddl_status ddl__await_threads(ddl_context *c) {
+    uint64_t begin = ddl__now_ns(), deadline = ddl__deadline(begin, c->settings.timeout_ms);
+    uint64_t tell = ddl__deadline(begin, c->settings.stall_ms);
+    while (c->cond_waiters > 0 || c->polling || c->held > 0) {
+        uint64_t now = ddl__now_ns();
+        const char *call = c->held > 0 && now >= DDL__MIN(tell, deadline) ? ddl__held_call(c, 0) : NULL;
+        call = call != NULL ? call : "a call of a trainer";
+        if (c->held > 0 && now >= deadline) {
+            ddl_status status = ddl__error(c, DDL_ERR_TIMEOUT,
+                                           "ddl_finalize on rank %d: a thread has been in %s for %.1f s and has not "
+                                           "returned; this rank has left the job, and the memory of its context stays: "
+                                           "finalize when all threads have returned from the trainer's calls, and let "
+                                           "none end inside its step", c->rank, call, (double)(now - begin) / 1e9);
+            ddl__log(&c->base, DDL_LOG_WARN, "%s", c->error.text);
+            return status;
+        }
+        if (c->held > 0 && now >= tell) {
+            ddl__log(&c->base, DDL_LOG_WARN, "ddl_finalize has waited %.1f s for a thread that is in %s",
+                     (double)(now - begin) / 1e9, call);
+            tell = DDL__NEVER;
+        }
+        ddl__wake(c);
+        ddl__unlock(c);
+        ddl__pause_ms(1);
+        ddl__lock(c);
+    }
+    return DDL_OK;
+}
+
+/* Refuses what the calling thread would wait for itself for: it is inside a call that uses what would be freed. */
+static ddl_status ddl__finalize_check(ddl_context *c) {
+    const char *call = ddl__held_call(c, (uintptr_t)pthread_self());
+    return call == NULL ? DDL_OK
+                        : ddl__error(c, DDL_ERR_STATE,
+                                     "ddl_finalize on rank %d: this thread is inside %s, which uses what would be "
+                                     "freed; return from it first (from a step of the program's own, too), and "
+                                     "finalize then; nothing has changed", c->rank, call);
+}
+
 DDL_API ddl_status ddl_finalize(ddl_context **context) {
     if (context == NULL || *context == NULL) {
         return DDL_OK;
     }
     ddl_context *c = *context;
     DDL__TRY(ddl__enter(c));
-    *context = NULL;
+    ddl_status status = ddl__finalize_check(c);
+    if (status < 0) {
+        ddl__unlock(c);
+        return status;
+    }
     ddl__page_stage_tell(c, DDL__PAGE_LEAVING);
     ddl__timeline_end(c);
     c->finalized = true; /* from here nothing new begins, so that the threads that wait can be waited for */
@@ -766,12 +824,12 @@ DDL_API ddl_status ddl_finalize(ddl_context **context) {
     ddl__board_leave(c);
     ddl__say_goodbye(c);
     ddl__poll(c, -1);
-    while (c->cond_waiters > 0 || c->polling) { /* threads inside a wait leave it first: their requests have ended */
-        ddl__wake(c);
+    status = ddl__await_threads(c);
+    if (status < 0) { /* they still use it: nothing is freed, and its sentence can be read */
         ddl__unlock(c);
-        sched_yield();
-        ddl__lock(c);
+        return status;
     }
+    *context = NULL;
     ddl__context_close(c);
     ddl__context_unref(c);
     return DDL_OK;

@@ -236,9 +236,37 @@ static int32_t ddl__links_gone(const ddl_context *c) {
     return -1;
 }
 
+/* The error where nothing reaches a rank: what both have, and why what they have in common does not serve. */
+static ddl_status ddl__link_none(ddl_context *c, int32_t rank, const ddl__blob *b) {
+    char theirs[DDL__BLOB_TRANSPORTS * (DDL__NAME_BYTES + 2)] = "", ours[sizeof theirs] = "";
+    ddl__text other = {theirs, sizeof theirs, 0}, own = {ours, sizeof ours, 0};
+    bool common = false;
+    for (int32_t k = 0; k < DDL__BLOB_TRANSPORTS; k++) {
+        if (b->transports[k].bytes > 0) {
+            ddl__text_add(&other, "%s%.*s", other.used > 0 ? ", " : "", DDL__NAME_BYTES - 1, b->transports[k].name);
+        }
+        const ddl__endpoint *e = k < c->endpoint_count && !c->endpoints[k].only_watches ? &c->endpoints[k] : NULL;
+        if (e != NULL) {
+            ddl__text_add(&own, "%s%s", own.used > 0 ? ", " : "", e->plugin->name);
+        }
+        for (int32_t i = 0; i < DDL__BLOB_TRANSPORTS && e != NULL; i++) {
+            common = common || strncmp(b->transports[i].name, e->plugin->name, DDL__NAME_BYTES - 1) == 0;
+        }
+    }
+    ddl__text_clean(theirs); /* a peer wrote it */
+    return ddl__error(c, DDL_ERR_CONFIG,
+                      "ddl_init: no transport reaches rank %d on host %s, which has %s, from rank %d on host %s, which "
+                      "has %s: %s",
+                      rank, c->links[rank].host_name, theirs[0] != 0 ? theirs : "none", c->rank,
+                      c->links[c->rank].host_name, ours[0] != 0 ? ours : "none",
+                      common ? "each offers only addresses that the other cannot use (DDL_INTERFACE, DDL_ADVERTISE, "
+                               "DDL_TRANSPORTS and, without a job secret, unix sockets of one host decide)"
+                             : "they have none in common (set DDL_TRANSPORTS alike on all ranks)");
+}
+
 /* Takes the transport with the least time for 64 KiB of those that both ranks have; with DDL_TRANSPORTS the first. To
  * other hosts TCP comes last for now: ddl__choose measures whether it is faster. */
-static ddl_status ddl__link_choose(ddl_context *c, int32_t rank, const ddl__reach *offers) {
+static ddl_status ddl__link_choose(ddl_context *c, int32_t rank, const ddl__blob *b, const ddl__reach *offers) {
     ddl__link *l = &c->links[rank];
     double best = 0;
     for (int32_t i = 0; i < c->endpoint_count; i++) {
@@ -272,14 +300,7 @@ static ddl_status ddl__link_choose(ddl_context *c, int32_t rank, const ddl__reac
             l->watch = &c->endpoints[i];
         }
     }
-    if (l->endpoint == NULL) {
-        return ddl__error(c, DDL_ERR_CONFIG,
-                          "ddl_init: no transport reaches rank %d on host %s from rank %d on host "
-                          "%s: each offers only addresses that the other cannot use (DDL_INTERFACE, DDL_ADVERTISE, "
-                          "DDL_TRANSPORTS and, without a job secret, unix sockets of one host decide)",
-                          rank, l->host_name, c->rank, c->links[c->rank].host_name);
-    }
-    return DDL_OK;
+    return l->endpoint != NULL ? DDL_OK : ddl__link_none(c, rank, b);
 }
 
 /* Who and where a rank is; mine: what this rank tells. Hosts are numbered as they appear. */

@@ -202,8 +202,8 @@ static ddl_status ddl__many_part(ddl_request *r, ddl_dtype dtype, int64_t elemen
     ddl__many *m = r->kept;
     ddl_tensor t = ddl_tensor_1d(m->packed[dtype], dtype, elements);
     t.device = m->there[dtype];
-    ddl__asked ask = {.kind = DDL_ALL_REDUCE, .in = &t, .out = &t, .op = op, .tensors = m->count,
-                      .list = m->tensors, .detail = m->detail, .held = held};
+    ddl__portion portion = {.tensors = m->count, .list = m->tensors, .detail = m->detail, .held = held};
+    ddl__asked ask = {.kind = DDL_ALL_REDUCE, .in = &t, .out = &t, .op = op, .portion = &portion};
     DDL__TRY(ddl__coll_begin(r->group, &ask, "ddl_all_reduce_many", &m->parts[dtype]));
     if (ddl__is_pending(m->parts[dtype])) {
         m->parts[dtype]->parent = r;
@@ -474,7 +474,8 @@ static const ddl__request_ops ddl__persistent_ops = {ddl__coll_abandon, ddl__col
 static ddl_status ddl__persistent_make(ddl_group *g, const ddl_collective *d, ddl_request **out) {
     ddl_context *c = g->context;
     ddl__call call;
-    ddl__asked ask = ddl__asked_of(d);
+    ddl__blocks blocks = ddl__blocks_of(d);
+    ddl__asked ask = ddl__asked_of(d, &blocks);
     DDL__TRY(ddl__group_usable(g, "ddl_collective_init"));
     DDL__TRY(ddl__call_make(g, &ask, &call, "ddl_collective_init"));
     ddl__call_settle_place(g, &call);
@@ -543,7 +544,8 @@ DDL_API ddl_status ddl_estimate(ddl_group *group, const ddl_collective *collecti
     }
     DDL__TRY(ddl__enter_group(group, "ddl_estimate"));
     ddl__call call;
-    ddl__asked ask = ddl__asked_of(collective);
+    ddl__blocks blocks = ddl__blocks_of(collective);
+    ddl__asked ask = ddl__asked_of(collective, &blocks);
     ddl_status status = ddl__call_make(group, &ask, &call, "ddl_estimate");
     if (status == DDL_OK) {
         ddl__plan_args args = ddl__call_args(group, &call);

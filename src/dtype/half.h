@@ -194,7 +194,7 @@ typedef void (*ddl__cast_keep_fn)(void *dst, float *src, size_t count);
 
 /* The portable level of f16. Every 64-bit Arm converts it in hardware; others do it bit by bit. A lone half is cheapest
  * in a full vector (F16_TAIL) where there is an instruction. */
-#if defined(__aarch64__) && !defined(__AARCH64EB__)
+#if defined(__aarch64__)
 #define DDL__F16_TAIL 16
 #define DDL__F16_WIDEN_VECTOR(W, f, h) ((f) = (ddl__f32_v16)vcvt_f32_f16(vreinterpret_f16_u16((uint16x4_t)(h))))
 #define DDL__F16_NARROW_VECTOR(W, h, f)                                                                                \

@@ -24,10 +24,8 @@ DDL_API ddl_tensor ddl_tensor_nd(const void *data, ddl_dtype dtype, int32_t ndim
 typedef uint64_t ddl__pair DDL__VECTOR(16);
 _Static_assert(offsetof(ddl_tensor, shape) == 24 && sizeof(ddl_tensor) == 152, "the pairs below are the members");
 
-/* Two 32-bit members, the second of which is 0. */
-static inline uint64_t ddl__and_zero(int32_t first) {
-    return __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ ? (uint64_t)(uint32_t)first << 32 : (uint32_t)first;
-}
+/* Two 32-bit members, the second of which, behind the first, is 0. */
+static inline uint64_t ddl__and_zero(int32_t first) { return (uint32_t)first; }
 
 DDL_API ddl_tensor ddl_tensor_1d(const void *data, ddl_dtype dtype, int64_t count) {
     ddl_tensor t;

@@ -473,35 +473,6 @@ static void ddl__early_take(ddl_context *c, ddl_group *g, uint32_t sequence) {
     }
 }
 
-/* >>memory in use */
-
-static bool ddl__tensor_begins_in(const ddl_tensor *t, const char *begin, const char *end) {
-    return t->device != DDL_HOST && (const char *)t->data >= begin && (const char *)t->data < end;
-}
-
-/* By collectives, by messages that are staged or fetched, by copies. */
-static bool ddl__device_memory_used(const ddl_context *c, const char *begin, const char *end) {
-    bool used = false;
-    for (const ddl_group *g = c->groups != NULL ? c->groups->first : NULL; g != NULL; g = g->next) {
-        for (const ddl__op *op = g->ops; op != NULL; op = op->next) {
-            used = used || ddl__tensor_begins_in(&op->call.in, begin, end) ||
-                   ddl__tensor_begins_in(&op->call.out, begin, end);
-        }
-    }
-    for (const ddl__stage *s = c->stages; s != NULL; s = s->next) {
-        for (int32_t i = 0; i < s->count; i++) {
-            used = used || ddl__tensor_begins_in(&s->items[i].tensor, begin, end);
-        }
-    }
-    for (int32_t i = 0; c->requests != NULL && i < c->requests->chunk_count * DDL__REQUESTS_CHUNK; i++) {
-        const ddl_request *r = &c->requests->chunks[i / DDL__REQUESTS_CHUNK][i % DDL__REQUESTS_CHUNK];
-        bool message = r->state == DDL__REQUEST_ACTIVE && r->op == NULL && !r->persistent &&
-                       (r->stage != NULL || r->pipe != NULL || r->fetching);
-        used = used || (message && ddl__tensor_begins_in(&r->tensor, begin, end));
-    }
-    return used;
-}
-
 static void ddl__engine_group_free(ddl_group *g) {
     ddl_context *c = g->context;
     ddl__account_pending(g);

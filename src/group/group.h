@@ -24,7 +24,7 @@ typedef struct ddl__toward {
     uint32_t ahead_last[2]; /* newest collective in each half */
     uint32_t wanted;        /* the peer asked to be told when we start this collective, */
     bool wants;             /* which we have not done */
-    uint32_t gone_on;       /* the agreement to which the peer has gone on after a death; 0: to none */
+    uint32_t gone_on;       /* the agreement to which it (or this rank itself) went on after a death; 0: to none */
     uint32_t p2p_out;    /* eager message bytes that the peer has not said it took */
     uint32_t p2p_in;     /* taken since we last said so */
     struct ddl__step_state *held_first, *held_last; /* sends that wait for the peer to catch up: see engine */
@@ -400,8 +400,12 @@ static bool ddl__is_gone(const ddl_group *g, int32_t rank) {
 
 /* After a death it shrinks or grows the group, where this rank is not yet: what this rank waits for in the old group it
  * will not do, and would wait for this rank in vain. The frame that said so came after all that it had sent before. */
+static bool ddl__goes_on_after(const ddl_group *g, int32_t rank, uint32_t agreed) {
+    return g->flows[rank].gone_on != 0 && (int32_t)(g->flows[rank].gone_on - agreed) > 0;
+}
+
 static bool ddl__has_gone_on(const ddl_group *g, int32_t rank) {
-    return g->flows[rank].gone_on != 0 && (int32_t)(g->flows[rank].gone_on - g->agree_sequence) > 0;
+    return ddl__goes_on_after(g, rank, g->agree_sequence);
 }
 
 /* All others of a group that had others are gone, or have gone on. */

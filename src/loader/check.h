@@ -259,8 +259,12 @@ static const char *ddl__transport_half(const ddl_transport *t) {
                                   DDL__MEMBER(t, native_cost_ns), DDL__MEMBER(t, native_start),
                                   DDL__MEMBER(t, native_test), DDL__MEMBER(t, native_cancel)};
     const ddl__member memory[] = {DDL__MEMBER(t, memory_alloc), DDL__MEMBER(t, memory_free)};
+    const ddl__member in_place[] = {DDL__MEMBER(t, peek), DDL__MEMBER(t, taken)};
+    const ddl__member out_place[] = {DDL__MEMBER(t, reserve), DDL__MEMBER(t, publish)};
     const char *lacks = ddl__family_lacks(native, DDL__COUNT_OF(native));
-    return lacks != NULL ? lacks : ddl__family_lacks(memory, DDL__COUNT_OF(memory));
+    lacks = lacks != NULL ? lacks : ddl__family_lacks(memory, DDL__COUNT_OF(memory));
+    lacks = lacks != NULL ? lacks : ddl__family_lacks(in_place, DDL__COUNT_OF(in_place));
+    return lacks != NULL ? lacks : ddl__family_lacks(out_place, DDL__COUNT_OF(out_place));
 }
 
 static const char *ddl__device_half(const ddl_device *d) {

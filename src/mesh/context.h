@@ -27,6 +27,7 @@ enum {
     DDL__ENDPOINTS_MAX = DDL_STATS_TRANSPORTS,
     DDL__SCRATCH_CLASSES = 4,
     DDL__TOLD = 16, /* threads whose last errors are kept apart */
+    DDL__HOLDERS = 16, /* calls whose threads are known: see ddl__hold */
     DDL__NOTE_BYTES = 1024, /* payload of a usual control message */
     DDL__PASS_NAME_BYTES = 16,
     DDL__PACE_KEPT = 16 /* large messages of each link: see pace.h */
@@ -150,6 +151,12 @@ typedef struct ddl__told {
     char text[DDL__SENTENCE_BYTES];
 } ddl__told;
 
+/* A thread in a call that ddl_finalize waits for. */
+typedef struct ddl__holder {
+    atomic_uintptr_t thread;    /* 0: free */
+    _Atomic(const char *) call; /* its public name; NULL for a moment */
+} ddl__holder;
+
 typedef struct ddl__devices ddl__devices;
 
 /* Work that is done whenever somebody polls: operations that wait for others to end are started. Under the lock. */
@@ -179,6 +186,8 @@ struct ddl_context {
     int32_t busy_waits; /* so many waits to come are short of polls: see wait.h */
     bool polling, aborted, joined;
     atomic_bool finalized; /* written under the lock; ddl_grad_ready looks without it, and again with it */
+    atomic_int held; /* calls that use what ddl_finalize frees, at times without the lock: see ddl__hold */
+    ddl__holder holders[DDL__HOLDERS];
     bool opening; /* a transport that must open */
     bool sleeping; /* the thread that polls is in the kernel, and has not been woken */
     char abort_text[256];
@@ -370,6 +379,45 @@ static inline ddl_status ddl__enter(ddl_context *c) {
         return status;
     }
     return DDL_OK;
+}
+
+/* ddl_finalize frees nothing until ddl__let_go. Such calls nest. Both counts and `finalized` are sequentially
+ * consistent: either ddl_finalize sees the call, or the call sees the end. */
+static void ddl__hold(ddl_context *c, const char *call) {
+    uintptr_t self = (uintptr_t)pthread_self();
+    c->held++;
+    for (int32_t i = 0; i < DDL__HOLDERS; i++) {
+        uintptr_t none = 0;
+        if (atomic_compare_exchange_strong(&c->holders[i].thread, &none, self)) {
+            atomic_store_explicit(&c->holders[i].call, call, memory_order_relaxed);
+            return;
+        }
+    } /* more at once: they are waited for, and not named */
+}
+
+static void ddl__let_go(ddl_context *c) {
+    uintptr_t self = (uintptr_t)pthread_self();
+    int32_t i = DDL__HOLDERS - 1; /* the inner call is mostly behind the outer one */
+    while (i >= 0 && c->holders[i].thread != self) {
+        i--;
+    }
+    if (i >= 0) {
+        atomic_store_explicit(&c->holders[i].call, NULL, memory_order_relaxed);
+        c->holders[i].thread = 0;
+    }
+    c->held--;
+}
+
+/* The call that a thread is in, or with thread 0 any thread. NULL: none that is known. */
+static const char *ddl__held_call(ddl_context *c, uintptr_t thread) {
+    for (int32_t i = 0; i < DDL__HOLDERS; i++) {
+        uintptr_t holder = c->holders[i].thread;
+        if (holder != 0 && (thread == 0 || holder == thread)) {
+            const char *call = atomic_load_explicit(&c->holders[i].call, memory_order_relaxed);
+            return call != NULL ? call : "a call of a trainer";
+        }
+    }
+    return NULL;
 }
 
 DDL_API const char *ddl_error(const ddl_context *context) {

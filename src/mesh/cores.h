@@ -127,6 +127,16 @@ static inline void ddl__place_wait(ddl_context *c, uint64_t now) {
     }
 }
 
+/* Whether a rank waits on the core that this one is on, as far as it has said: what is expected from it comes when the
+ * core is given away, and not before. */
+static inline bool ddl__shares_core(const ddl_context *c, int32_t rank) {
+    if (!c->spread || rank < 0) {
+        return false;
+    }
+    uint64_t place = atomic_load_explicit(&c->places[rank], memory_order_relaxed); /* a hint */
+    return (place & DDL__PLACE_CORE) != 0 && (int32_t)(place & DDL__PLACE_CORE) - 1 == sched_getcpu();
+}
+
 /* It sleeps: whichever core it had is free. */
 static inline void ddl__place_sleep(ddl_context *c) {
     if (c->spread && c->place_core >= 0) {

@@ -23,10 +23,12 @@ static void ddl__groups_rank_dead(ddl_context *c, int32_t rank, const char *text
 
 /* >>process */
 
-/* The start time of a process in ticks since boot, field 22 of its stat; 0 when there is no such process. */
+/* The start time of a process in ticks since boot, field 22 of its stat; 0 when there is no such process. That of its
+ * first thread says the same, and to all the same: qemu-user, which containers for other processors run in, makes up
+ * /proc/PID/stat for the process itself. */
 static uint64_t ddl__process_start(int32_t pid) {
     char path[48], text[1024];
-    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    snprintf(path, sizeof path, "/proc/%d/task/%d/stat", pid, pid);
     ddl__process process;
     if (ddl__read_text(path, text, sizeof text) <= 0 || !ddl__process_parse(text, &process)) {
         return 0;

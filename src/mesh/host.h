@@ -50,11 +50,21 @@ static uint64_t ddl__host_now(const ddl_host *host) {
 
 /* >>in */
 
+static inline bool ddl__is_intact(const ddl__endpoint *e) { return (e->table->flags & DDL_TRANSPORT_INTACT) != 0; }
+
+/* Of the transport that calls: before links are chosen it is not yet that of the link. */
+static const ddl__endpoint *ddl__endpoint_of(const ddl_host *host) {
+    return (const ddl__endpoint *)(const void *)((const char *)host - offsetof(ddl__endpoint, host));
+}
+
 /* take: the frame is in hand and the next one is to follow it; else it was only looked at. */
-static ddl_status ddl__host_frame(ddl_context *c, int32_t peer, const uint8_t *header, bool take, ddl__frame *out) {
+static ddl_status ddl__host_frame(const ddl_host *host, int32_t peer, const uint8_t *header, bool take,
+                                  ddl__frame *out) {
+    ddl_context *c = ddl__core(host);
     ddl__mac *mac = c->settings.mac ? &c->links[peer].mac_in : NULL;
     uint64_t counter = 0;
-    ddl_status status = mac != NULL ? ddl__mac_read(mac, header, out, &counter) : ddl__frame_read(header, out);
+    ddl_status status = mac != NULL ? ddl__mac_read(mac, header, out, &counter)
+                                    : ddl__frame_read_by(header, ddl__is_intact(ddl__endpoint_of(host)), out);
     if (status == DDL_OK && (out->source != (uint32_t)peer || c->handlers[out->type].deliver == NULL)) {
         status = DDL_ERR_CORRUPT;
     }
@@ -71,7 +81,7 @@ static ddl_status ddl__host_frame(ddl_context *c, int32_t peer, const uint8_t *h
 
 static ddl_status ddl__host_measure(const ddl_host *host, int32_t peer, const uint8_t *header, uint64_t *out_bytes) {
     ddl__frame f;
-    DDL__TRY(ddl__host_frame(ddl__core(host), peer, header, false, &f));
+    DDL__TRY(ddl__host_frame(host, peer, header, false, &f));
     *out_bytes = f.bytes;
     return DDL_OK;
 }
@@ -129,7 +139,7 @@ static ddl_status ddl__host_deliver(const ddl_host *host, int32_t peer, const ui
                                     uint64_t payload_bytes) {
     ddl_context *c = ddl__core(host);
     ddl__frame f;
-    DDL__TRY(ddl__host_frame(c, peer, header, true, &f));
+    DDL__TRY(ddl__host_frame(host, peer, header, true, &f));
     return f.bytes == payload_bytes ? ddl__arrived(c, peer, &f, payload) : DDL_ERR_CORRUPT;
 }
 
@@ -140,7 +150,7 @@ static ddl_status ddl__host_land(const ddl_host *host, int32_t peer, const uint8
     if (l == NULL) {
         return DDL_ERR_NOMEM;
     }
-    ddl_status status = ddl__host_frame(c, peer, header, true, &l->frame);
+    ddl_status status = ddl__host_frame(host, peer, header, true, &l->frame);
     const ddl__handler *h = &c->handlers[l->frame.type];
     bool direct = (l->frame.flags & DDL__FRAME_FLAG_CRC) == 0 && DDL_HAS(c->links[peer].endpoint->table, redirect);
     if (status == DDL_OK && h->place != NULL && direct) {
@@ -230,6 +240,11 @@ static ddl_status ddl__send_copy(ddl_context *c, int32_t peer, const ddl_message
     return status;
 }
 
+/* Without a checksum of the header? */
+static inline bool ddl__goes_bare(const ddl_context *c, const ddl__endpoint *e) {
+    return ddl__is_intact(e) && !c->settings.check_payload && !c->settings.mac;
+}
+
 /* Sends a frame whose payload stays where it is until out->done. DDL_OK: done() will not be called. */
 static ddl_status ddl__post(ddl_context *c, int32_t peer, ddl__outgoing *out, ddl__frame *f, const void *payload) {
     ddl__link *l = &c->links[peer];
@@ -242,7 +257,11 @@ static ddl_status ddl__post(ddl_context *c, int32_t peer, ddl__outgoing *out, dd
         f->payload_crc = c->settings.mac ? ddl__mac_payload(&l->mac_out, payload, f->bytes)
                                          : ddl__crc32c(0, payload, f->bytes);
     }
-    ddl__frame_write(out->message.header, f);
+    if (ddl__goes_bare(c, l->endpoint)) {
+        ddl__frame_write_bare(out->message.header, f);
+    } else {
+        ddl__frame_write(out->message.header, f);
+    }
     if (c->settings.mac) {
         ddl__mac_seal(&l->mac_out, out->message.header);
     }

@@ -18,8 +18,10 @@ enum {
     DDL__POLLS_AFTER_SLEEP = 8,
     DDL__POLLS_CHEAP = 64, /* looks at memory for each at the kernel */
     DDL__LOOKS_SHORTLY = 4096,
+    DDL__YIELDS_SHORTLY = 8,
     DDL__SPINS_ALONE = 64, /* looks at memory before the core is given away */
     DDL__SPINS_CROWDED = 4,
+    DDL__SPINS_CALLS = 8, /* the same when the kernel is asked, which is as dear as to give the core away */
     DDL__DEVICE_LOOK_NS = 50000, /* the longest sleep while a device copies */
     DDL__SLEEP_MS = 50         /* the longest sleep: timers are looked at this often */
 };
@@ -203,14 +205,6 @@ static bool ddl__is_crowded(const ddl_context *c) {
     return (c->has_thread ? 2 : 1) * c->local_ranks > c->cores;
 }
 
-/* How many empty polls come before sleep. */
-static int32_t ddl__poll_limit(const ddl_context *c) {
-    if (c->busy_waits > 0) {
-        return DDL__POLLS_BUSY;
-    }
-    return ddl__is_crowded(c) ? DDL__POLLS_CROWDED : DDL__POLLS_ALONE;
-}
-
 /* Not the poller: sleeps until something changed. */
 static void ddl__wait_changed(ddl_context *c, uint64_t deadline) {
     uint64_t until = DDL__MIN(deadline, ddl__now_ns() + DDL__SLEEP_MS * DDL__NS_PER_MS);
@@ -234,10 +228,21 @@ static int32_t ddl__spin_limit(const ddl_context *c, int32_t expect) {
     const ddl__endpoint *e = expect < 0 ? NULL : c->links[expect].endpoint;
     bool cheap = c->natives != NULL || (e != NULL && (e->table->flags & DDL_TRANSPORT_CHEAP_PROGRESS) != 0);
     bool wanted = atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0;
-    if (!cheap || wanted || c->busy_waits > 0) {
+    if (wanted || c->busy_waits > 0 || (!cheap && ddl__is_crowded(c))) {
         return 1;
     }
-    return ddl__is_crowded(c) ? DDL__SPINS_CROWDED : DDL__SPINS_ALONE;
+    if (!ddl__is_crowded(c)) {
+        return cheap ? DDL__SPINS_ALONE : DDL__SPINS_CALLS;
+    }
+    return ddl__shares_core(c, expect) ? 1 : DDL__SPINS_CROWDED;
+}
+
+/* How many empty polls come before sleep; all looks at memory until the core is given away are one. */
+static int32_t ddl__poll_limit(const ddl_context *c) {
+    if (c->busy_waits > 0) {
+        return DDL__POLLS_BUSY;
+    }
+    return ddl__is_crowded(c) ? DDL__POLLS_CROWDED : DDL__POLLS_ALONE;
 }
 
 /* Looks where the expected rank writes into memory, and nowhere else, for about as long as its answer takes when it
@@ -265,18 +270,18 @@ static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
     c->busy_waits -= c->busy_waits > 0;
     c->page_doing = NULL;
     for (uint32_t round = 1;; round++) {
-        int32_t limit = ddl__poll_limit(c);
         int32_t expect = w->expect != NULL ? w->expect(c, w->arg) : -1;
+        int32_t looks = ddl__spin_limit(c, expect), limit = ddl__poll_limit(c);
         int32_t events = ddl__poll(c, expect);
         ddl__run_pumps(c);
         if (w->done(c, w->arg)) {
             return true;
         }
         spins = events > 0 ? 0 : spins + 1;
-        if (spins > 0 && spins % ddl__spin_limit(c, expect) != 0) {
+        if (spins > 0 && spins % looks != 0) {
             continue;
         }
-        empty = events > 0 ? 0 : empty + 1;
+        empty = events > 0 ? 0 : empty + (looks == DDL__SPINS_CALLS ? looks : 1);
         if (events > 0 && round % 256 != 0) {
             continue;
         }

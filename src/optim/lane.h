@@ -56,9 +56,12 @@ static void *ddl__lane_alloc(ddl__lane *lane, size_t count, size_t size) {
 
 /* Work on it has ended. After the context was finalized the device has taken its memory back. */
 static void ddl__lane_free(ddl__lane *lane, void *memory) {
+    if (memory == NULL) {
+        return; /* there may be no lane yet */
+    }
     if (ddl__lane_is_host(lane)) {
         ddl__free(&lane->context->base, memory);
-    } else if (memory != NULL && !lane->context->finalized && !lane->device->stuck) {
+    } else if (!lane->context->finalized && !lane->device->stuck) {
         lane->device->table->free(lane->device->self, memory);
     }
 }

@@ -221,7 +221,11 @@ static void ddl__send_start(ddl_context *c, ddl_request *r) {
         ddl__send_data(c, r);
         return;
     }
-    if (ddl__is_on_device(r) || !ddl__goes_eagerly(r->group, r->peer, r->bytes)) {
+    bool eager = !ddl__is_on_device(r) && ddl__goes_eagerly(r->group, r->peer, r->bytes);
+    if (r->state != DDL__REQUEST_ACTIVE) {
+        return; /* a death that came meanwhile has ended it */
+    }
+    if (!eager) {
         r->out.done = ddl__send_data_done;
         ddl__offer_send(c, r);
         return;
@@ -733,6 +737,15 @@ static void ddl__data_moved(ddl_context *c, ddl_request *r, uint64_t bytes) {
     }
 }
 
+/* Its own call ended with an error: after a death, because this rank has gone on, of which the sender has heard. */
+static void ddl__fail_given_up(ddl_request *r) {
+    const ddl_group *g = r->group;
+    bool went_on = ddl__goes_on_after(g, g->rank, r->agreed);
+    ddl__request_fail(r, went_on ? DDL_ERR_PEER : DDL_ERR_CANCELLED,
+                      "receive from rank %d of group \"%s\": the sender gave up before all data was sent (%s)", r->peer,
+                      g->name, went_on ? g->cause : "its own call ended with an error");
+}
+
 static ddl_status ddl__on_data(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
     ddl_request *r = ddl__data_request(c, peer, f);
     if (r == NULL) {
@@ -740,10 +753,7 @@ static ddl_status ddl__on_data(ddl_context *c, int32_t peer, const ddl__frame *f
     }
     if ((f->flags & DDL__DATA_GIVEN_UP) != 0) {
         ddl__fetch_leave(r);
-        ddl__request_fail(r, DDL_ERR_CANCELLED,
-                          "receive from rank %d of group \"%s\": the sender gave up before all data "
-                          "was sent (its own call ended with an error)",
-                          r->peer, r->group->name);
+        ddl__fail_given_up(r);
         return DDL_OK;
     }
     if ((f->flags & DDL__DATA_READY) != 0) {
@@ -844,6 +854,19 @@ static ddl__unexpected *ddl__rival_offer(const ddl_group *g, int32_t leader, int
     return NULL;
 }
 
+/* The peer left the group's operations after a death, since this message began, and will not do its part of it. */
+static bool ddl__is_left_behind(const ddl_request *r) {
+    return r->peer >= 0 && r->peer != r->group->rank && !r->matched && !r->draining &&
+           ddl__goes_on_after(r->group, r->peer, r->agreed);
+}
+
+static void ddl__fail_left_behind(ddl_context *c, ddl_request *r) {
+    ddl__p2p_abandon(c, r);
+    ddl__request_fail(r, DDL_ERR_PEER,
+                      "%s rank %d of group \"%s\" (tag %d): that rank has gone on to shrink or grow the group: %s",
+                      r->is_recv ? "receive from" : "send to", r->peer, r->group->name, r->tag, r->group->cause);
+}
+
 static void ddl__p2p_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
     if (r->is_recv && r->tag < DDL_ANY_TAG && !r->matched && waited > DDL__RIVAL_NS) {
         const ddl__unexpected *u = ddl__rival_offer(r->group, r->peer, r->tag);
@@ -860,11 +883,8 @@ static void ddl__p2p_tick(ddl_context *c, ddl_request *r, uint64_t waited) {
         ddl__p2p_abandon(c, r);
         ddl__request_fail(r, DDL_ERR_PEER, "%s rank %d of group \"%s\": it has left the job (ddl_finalize)",
                           r->is_recv ? "receive from" : "send to", r->peer, r->group->name);
-    } else if (r->peer >= 0 && !r->matched && ddl__has_gone_on(r->group, r->peer)) {
-        ddl__p2p_abandon(c, r);
-        ddl__request_fail(r, DDL_ERR_PEER,
-                          "%s rank %d of group \"%s\" (tag %d): that rank has gone on to shrink or grow the group: %s",
-                          r->is_recv ? "receive from" : "send to", r->peer, r->group->name, r->tag, r->group->cause);
+    } else if (ddl__is_left_behind(r)) {
+        ddl__fail_left_behind(c, r);
     } else if (r->peer == DDL_ANY_SOURCE && ddl__is_alone(r->group)) {
         ddl__p2p_abandon(c, r);
         ddl__request_fail(r, DDL_ERR_PEER, "receive from any rank of group \"%s\" (tag %d): %s", r->group->name, r->tag,
@@ -879,17 +899,22 @@ static int32_t ddl__p2p_expect(ddl_context *c, ddl_request *r) {
 
 static const ddl__request_ops ddl__p2p_ops = {ddl__p2p_abandon, ddl__p2p_explain, ddl__p2p_tick, ddl__p2p_expect, NULL};
 
+/* Offers whose data will not come; messages that are whole can still be received. */
+static void ddl__p2p_drop_offers(ddl_group *g, int32_t rank) {
+    ddl__unexpected *next;
+    for (ddl__unexpected *u = g->unexpected_first; u != NULL; u = next) {
+        next = u->next;
+        if (u->is_offer && u->source == rank) {
+            ddl__unexpected_remove(g, u);
+        }
+    }
+}
+
 /* Fails what needs the dead rank. A receive from any rank is told too: the message it waits for may have been that
  * one's; it may be started again. */
 static void ddl__p2p_rank_dead(ddl_group *g, int32_t rank) {
     ddl_context *c = g->context;
-    ddl__unexpected *next;
-    for (ddl__unexpected *u = g->unexpected_first; u != NULL; u = next) {
-        next = u->next;
-        if (u->is_offer && u->source == rank) { /* its data will not come; messages that are whole can be received */
-            ddl__unexpected_remove(g, u);
-        }
-    }
+    ddl__p2p_drop_offers(g, rank);
     for (int32_t i = 0; i < c->requests->chunk_count * DDL__REQUESTS_CHUNK; i++) {
         ddl_request *r = &c->requests->chunks[i / DDL__REQUESTS_CHUNK][i % DDL__REQUESTS_CHUNK];
         if (r->state == DDL__REQUEST_ACTIVE && r->group == g && r->ops == &ddl__p2p_ops && !r->draining &&

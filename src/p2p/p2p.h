@@ -164,6 +164,9 @@ static bool ddl__send_fill(ddl_context *c, ddl_request *r) {
 }
 
 static void ddl__p2p_start(ddl_context *c, ddl_request *r) {
+    if (r->state != DDL__REQUEST_ACTIVE) {
+        return; /* a death that came while others of its batch were started has ended it */
+    }
     r->start_ns = c->trace != NULL ? ddl__now_ns() : 0;
     if (r->peer == DDL_NO_RANK) {
         r->info.count = 0;

@@ -25,6 +25,34 @@ static void ddl__send_adopt(ddl_group *g, const ddl_tensor *t, int32_t peer, int
     r->matched = r->unseen = true;
 }
 
+/* Writes a message where the receiver will find it, in memory of the transport's: no request, and no copy of the
+ * header. False: nothing was done. */
+static bool ddl__send_in_place(ddl_group *g, const ddl_tensor *t, int32_t peer, int32_t tag, uint64_t bytes) {
+    ddl_context *c = g->context;
+    int32_t world = g->ranks[peer];
+    const ddl__endpoint *e = c->links[world].endpoint;
+    uint8_t *header;
+    void *payload;
+    if (e == NULL || !DDL_HAS(e->table, publish) || !ddl__goes_bare(c, e) ||
+        e->table->reserve(e->self, world, bytes, &header, &payload) != DDL_OK) {
+        return false;
+    }
+    ddl__frame f = ddl__envelope(g, DDL__FRAME_P2P, peer, tag, t->dtype, bytes);
+    f.bytes = (uint32_t)bytes;
+    f.source = (uint32_t)c->rank;
+    ddl__frame_write_bare(header, &f);
+    if (bytes > 0) {
+        memcpy(payload, t->data, bytes);
+    }
+    e->table->publish(e->self, world, bytes);
+    g->flows[peer].p2p_out += (uint32_t)bytes + DDL__FRAME_BYTES;
+    ddl__link_used(c, world);
+    ddl__count_sent(c, world, bytes);
+    c->stats.ops_started++;
+    c->stats.ops_completed++;
+    return true;
+}
+
 /* Sends a message that fits the receiver's window. False: it is one for the long way. */
 static bool ddl__send_quick(ddl_group *g, const ddl_tensor *t, int32_t peer, int32_t tag, ddl_status *out_status) {
     ddl_context *c = g->context;
@@ -33,8 +61,14 @@ static bool ddl__send_quick(ddl_group *g, const ddl_tensor *t, int32_t peer, int
         return false;
     }
     uint64_t bytes = (uint64_t)t->shape[0] * ddl__dtype_bytes(t->dtype);
-    if (!ddl__goes_eagerly(g, peer, bytes) || c->links[g->ranks[peer]].life != DDL__ALIVE ||
-        ddl__request_take(c, &r) < 0) {
+    if (!ddl__goes_eagerly(g, peer, bytes) || c->links[g->ranks[peer]].life != DDL__ALIVE) {
+        return false;
+    }
+    if (ddl__send_in_place(g, t, peer, tag, bytes)) {
+        *out_status = DDL_OK;
+        return true;
+    }
+    if (ddl__request_take(c, &r) < 0) {
         return false;
     }
     g->flows[peer].p2p_out += (uint32_t)bytes + DDL__FRAME_BYTES;
@@ -81,14 +115,47 @@ static bool ddl__recv_early(ddl_group *g, const ddl_tensor *t, ddl__unexpected *
     return true;
 }
 
-/* Is it a message of so many bytes that a receive of this tag takes as it is? */
-static bool ddl__is_as_asked(const ddl_group *g, const ddl_tensor *t, int32_t peer, int32_t tag, const ddl__frame *f,
-                             uint64_t bytes) {
-    uint64_t each = ddl__dtype_bytes(t->dtype);
-    return f->type == DDL__FRAME_P2P && f->source == (uint32_t)g->ranks[peer] && f->group == g->id &&
-           f->epoch == g->epoch && (uint32_t)f->sequence == (uint32_t)tag && (f->flags & DDL__FRAME_FLAG_CRC) == 0 &&
-           (ddl_dtype)(f->flags & 0xff) == t->dtype && f->bytes == bytes && f->signature == bytes &&
-           bytes <= (uint64_t)t->shape[0] * each && (bytes & (each - 1)) == 0;
+/* Is it a bare header of a message of so many bytes that a receive of this tag takes as it is? Whole words are compared
+ * with what the sender writes, each loaded once. */
+static bool ddl__is_as_asked(const ddl_group *g, const ddl_tensor *t, int32_t peer, int32_t tag, const uint8_t *header,
+                             uint64_t bytes, uint64_t *out_sequence) {
+    uint64_t each = ddl__dtype_bytes(t->dtype), right[DDL__FRAME_BYTES / 8];
+    ddl__frame f = {.type = DDL__FRAME_P2P,
+                    .flags = (uint16_t)t->dtype,
+                    .bytes = (uint32_t)bytes,
+                    .source = (uint32_t)g->ranks[peer],
+                    .group = g->id,
+                    .epoch = g->epoch,
+                    .signature = bytes};
+    ddl__frame_write_bare((uint8_t *)right, &f);
+    uint64_t sequence = ddl__load_le64(header + 24), wrong = (uint32_t)sequence ^ (uint32_t)tag;
+    for (size_t i = 0; i < DDL__COUNT_OF(right); i++) {
+        wrong |= i == 3 ? 0 : ddl__load_le64(header + 8 * i) ^ right[i];
+    }
+    *out_sequence = sequence;
+    return wrong == 0 && bytes <= (uint64_t)t->shape[0] * each && (bytes & (each - 1)) == 0;
+}
+
+/* The next message of a peer where it lies. Where ranks share cores, this one is given away meanwhile: at once if the
+ * peer is on it, else after about as long as its answer takes when another rank has that core first: two that answer
+ * each other at once then keep their cores, and those that wait for nothing urgent do not get in between. */
+static bool ddl__peek_shortly(ddl_context *c, const ddl__link *l, int32_t world, const uint8_t **header,
+                              const void **payload, uint64_t *bytes) {
+    if (ddl__is_crowded(c) && sched_getcpu() != c->place_core) {
+        ddl__place_wait(c, ddl__about_ns(c)); /* the peer may go by it */
+    }
+    for (int32_t yields = 0;; yields++) {
+        int32_t spins = ddl__spin_limit(c, world);
+        bool blind = ddl__is_crowded(c) && !c->spread; /* nobody knows where the peer is */
+        int32_t looks = spins == 1 || blind ? 1 : DDL__LOOKS_SHORTLY;
+        ddl_status status = l->endpoint->table->peek(l->endpoint->self, world, looks, header, payload, bytes);
+        bool wanted = atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0;
+        if (status != DDL_IN_PROGRESS || yields == DDL__YIELDS_SHORTLY || wanted || c->busy_waits > 0 ||
+            !ddl__is_crowded(c)) {
+            return status == DDL_OK;
+        }
+        ddl__yield(c, false);
+    }
 }
 
 /* Takes the next message of a peer where it lies, in memory of the transport's, if it is for a receive of this tag and
@@ -98,18 +165,18 @@ static bool ddl__recv_in_place(ddl_group *g, const ddl_tensor *t, int32_t peer, 
     ddl_context *c = g->context;
     const ddl__link *l = peer >= 0 ? &c->links[g->ranks[peer]] : NULL;
     if (l == NULL || tag < 0 || g->posted_first != NULL || c->polling || c->natives != NULL || c->settings.mac ||
-        l->life != DDL__ALIVE || l->endpoint == NULL || !DDL_HAS(l->endpoint->table, peek) ||
+        l->life != DDL__ALIVE || l->endpoint == NULL || !DDL_HAS(l->endpoint->table, taken) ||
+        !ddl__is_intact(l->endpoint) ||
         ++c->polls % DDL__POLLS_CHEAP == 0) {
         return false;
     }
-    int32_t world = g->ranks[peer], looks = ddl__spin_limit(c, world) < DDL__SPINS_ALONE ? 1 : DDL__LOOKS_SHORTLY;
+    int32_t world = g->ranks[peer];
     const uint8_t *header;
     const void *payload;
-    uint64_t bytes;
-    ddl__frame f;
-    if (l->endpoint->table->peek(l->endpoint->self, world, looks, &header, &payload, &bytes) != DDL_OK ||
-        ddl__frame_read(header, &f) != DDL_OK || !ddl__is_as_asked(g, t, peer, tag, &f, bytes) ||
-        !ddl__credit(g, peer, (uint32_t)(f.sequence >> 32))) {
+    uint64_t bytes, sequence;
+    if (!ddl__peek_shortly(c, l, world, &header, &payload, &bytes) ||
+        !ddl__is_as_asked(g, t, peer, tag, header, bytes, &sequence) ||
+        !ddl__credit(g, peer, (uint32_t)(sequence >> 32))) {
         return false;
     }
     if (bytes > 0) {

@@ -48,6 +48,7 @@ struct ddl_request {
     void *kept;        /* a persistent request's own copy of its call */
     ddl_request *parent; /* of which this is a part: see coll/many.h */
     int32_t parts;
+    uint32_t agreed; /* the group's newest agreement when it began */
     void (*parts_done)(ddl_context *c, ddl_request *r);
     ddl__stage *stage; /* of tensors on devices; NULL: there is none (any more) */
     bool ordered;      /* it begins when its group's stream has come to its call */
@@ -159,6 +160,7 @@ static void ddl__request_init(ddl_group *g, const ddl__request_ops *ops, ddl_req
     r->context = c;
     r->group = g;
     r->ops = ops;
+    r->agreed = g->agree_sequence;
     r->info.source = DDL_NO_RANK;
     g->outstanding++;
     c->stats.ops_started++;

@@ -17,6 +17,7 @@ enum {
     DDL__PS_ANSWER_BYTES = 56, /* and a sentence */
     DDL__PS_SENTENCE_BYTES = 300,
     DDL__PS_PATH_BYTES = 4096,
+    DDL__PS_CHUNK_BITS = 20, /* of a sequence: messages of one push of rows */
     DDL__PS_TAG_ASK = 0,
     DDL__PS_TAG_MAX = 1 << 30
 };
@@ -52,7 +53,7 @@ typedef struct ddl__ps_ask {
     int32_t tag;
     uint32_t flags;
     int64_t clock; /* at which it was pushed, or reads */
-    uint64_t sequence;
+    uint64_t sequence; /* of a push; below DDL__PS_CHUNK_BITS its message */
     int64_t count;  /* ids; of SAVE: the program's epoch; of CLOCK: value without the waits for slower workers */
     int64_t bytes;  /* of the payload */
     uint64_t value; /* of a push: the bits of the factor of the learning rate; of SAVE: 2 * its order number, + 1 when
@@ -180,18 +181,25 @@ static ddl_status ddl__ps_move(ddl_group *g, bool is_send, const void *data, siz
     return ddl__ps_move_to(g, is_send, data, bytes, peer, tag, 0, false, parent, out);
 }
 
-/* Ends the send of what stays with this rank, and which nobody will receive. */
-static void ddl__ps_move_refuse(ddl_group *g, int32_t tag) {
-    ddl__unexpected *u = ddl__unexpected_find(g, g->rank, tag);
-    if (u != NULL && u->is_offer) {
-        ddl__offer offer;
-        memcpy(&offer, u->data, sizeof offer);
-        ddl__unexpected_remove(g, u);
-        ddl_request *r = ddl__request_of(g->context, offer.cookie);
-        if (r != NULL) {
-            ddl__request_done(r, DDL_OK);
-        }
+/* Drops a message that nobody will receive, and ends the send of what stays with this rank. A worker takes its offers
+ * back by itself. False: it has not come. */
+static bool ddl__ps_move_refuse(ddl_group *g, int32_t source, int32_t tag) {
+    ddl__unexpected *u = ddl__unexpected_find(g, source, tag);
+    if (u == NULL) {
+        return false;
     }
+    ddl__offer offer = {0};
+    if (u->is_offer) {
+        memcpy(&offer, u->data, sizeof offer);
+    } else if (source != g->rank) {
+        ddl__p2p_took(g->context, g, source, u->bytes);
+    }
+    ddl__unexpected_remove(g, u);
+    ddl_request *r = source == g->rank && offer.cookie != 0 ? ddl__request_of(g->context, offer.cookie) : NULL;
+    if (r != NULL) {
+        ddl__request_done(r, DDL_OK);
+    }
+    return true;
 }
 
 /* A parent begins with one part more, so that it cannot end while its messages are still being started. */

@@ -72,6 +72,26 @@ static void ddl__ps_refuse_lost(ddl__ps_server *s, ddl__ps_job *job) {
 
 /* >>payloads */
 
+/* Nobody will receive the payload of this ask. One that is still on its way comes before its worker's next ask. */
+static void ddl__ps_drop_payload(ddl__ps_server *s, const ddl__ps_job *job) {
+    if (job->ask.bytes > 0) {
+        ddl__lock(s->c);
+        bool came = s->c->finalized || ddl__ps_move_refuse(s->group, job->source, job->ask.tag);
+        s->unwanted[job->source] = came ? s->unwanted[job->source] : job->ask.tag;
+        ddl__unlock(s->c);
+    }
+}
+
+/* The worker asks again: what it sent before has come. */
+static void ddl__ps_drop_unwanted(ddl__ps_server *s, int32_t worker) {
+    if (s->unwanted[worker] != 0) {
+        ddl__lock(s->c);
+        (void)ddl__ps_move_refuse(s->group, worker, s->unwanted[worker]);
+        ddl__unlock(s->c);
+        s->unwanted[worker] = 0;
+    }
+}
+
 /* Takes the memory of a payload, and of the rows that a pull will be answered with: whoever has one half and waits for
  * the other could wait for ever. Nothing is taken when not all is. */
 static bool ddl__ps_take_room(ddl__ps_server *s, ddl__ps_job *job, uint64_t kept) {
@@ -279,6 +299,9 @@ typedef enum ddl__ps_step {
 /* Takes it out of the queue; its answer has been sent, or is not wanted. */
 static ddl__ps_step ddl__ps_leave_queue(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {
     ddl__ps_dequeue(p, job);
+    if (job->phase == DDL__PS_ASKED) {
+        ddl__ps_drop_payload(s, job);
+    }
     ddl__ps_buffer_put(s, job->in, ddl__ps_in_bytes(job));
     job->in = NULL;
     if (!job->sending) {
@@ -304,6 +327,16 @@ static ddl__ps_step ddl__ps_accept(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_
     bool turns = ddl__ps_in_turns(s), pull = job->ask.op == DDL__PS_PUSH_PULL;
     if (turns && s->lost >= 0) {
         ddl__ps_refuse_lost(s, job);
+        return ddl__ps_leave_queue(s, p, job);
+    }
+    uint64_t push = job->ask.sequence >> DDL__PS_CHUNK_BITS, last = p->sequence[job->source] >> DDL__PS_CHUNK_BITS;
+    if (push < last) {
+        ddl__ps_refuse(s, job, DDL_ERR_STATE,
+                       "push %llu of worker %d comes after its push %llu to the same place, which was accepted; server "
+                       "%d cannot tell whether push %llu was applied before, and leaves it out: make a push again "
+                       "before a newer one",
+                       (unsigned long long)push, job->source, (unsigned long long)last, s->number,
+                       (unsigned long long)push);
         return ddl__ps_leave_queue(s, p, job);
     }
     if (job->ask.sequence <= p->sequence[job->source]) {
@@ -475,15 +508,7 @@ static ddl__ps_step ddl__ps_look_asked(ddl__ps_server *s, ddl__ps_place *p, ddl_
         return DDL__PS_WAIT;
     }
     ddl__ps_receive(s, p, job, next || job->ask.op == DDL__PS_INIT, &refused);
-    if (!refused) {
-        return DDL__PS_WAIT;
-    }
-    if (ddl__ps_is_near(s, job)) {
-        ddl__lock(s->c);
-        ddl__ps_move_refuse(s->group, job->ask.tag);
-        ddl__unlock(s->c);
-    }
-    return ddl__ps_leave_queue(s, p, job);
+    return refused ? ddl__ps_leave_queue(s, p, job) : DDL__PS_WAIT;
 }
 
 static ddl__ps_step ddl__ps_look(ddl__ps_server *s, ddl__ps_place *p, ddl__ps_job *job) {

@@ -500,8 +500,12 @@ static void ddl__ps_heard(ddl__ps_server *s, ddl__ps_job *job) {
         return;
     }
     bool good = r->info.count == DDL__PS_ASK_BYTES && ddl__ps_ask_read(job->ask_bytes, &job->ask);
+    ddl__ps_drop_unwanted(s, job->source);
     ddl__ps_listen(s, job->source);
     if (!good || !ddl__ps_ask_fits(s, &job->ask)) {
+        if (good) {
+            ddl__ps_drop_payload(s, job);
+        }
         job->ask = (ddl__ps_ask){.op = DDL__PS_GATE, .tag = good ? job->ask.tag : DDL__PS_TAG_MAX};
         ddl__ps_refuse(s, job, DDL_ERR_MISMATCH,
                        "server %d does not understand what worker %d asks for; all ranks must "
@@ -541,13 +545,19 @@ static void ddl__ps_advance(ddl__ps_server *s, ddl__ps_job *job) {
         }
         return;
     }
-    bool good = job->messages[0] != NULL && job->messages[0]->status == DDL_OK &&
-                (size_t)job->messages[0]->info.count == ddl__ps_in_bytes(job);
+    bool came = job->messages[0] != NULL && job->messages[0]->status == DDL_OK;
+    bool good = came && (size_t)job->messages[0]->info.count == ddl__ps_in_bytes(job);
     job->phase = DDL__PS_RECEIVED;
     s->coming -= ddl__ps_in_bytes(job);
     if (job->messages[0] == NULL) {
+        ddl__ps_drop_payload(s, job);
         ddl__ps_refuse(s, job, DDL_ERR_NOMEM, "server %d has no memory to receive what worker %d sends", s->number,
                        job->source);
+    } else if (came && !good) {
+        ddl__ps_refuse(s, job, DDL_ERR_NOMEM,
+                       "worker %d has no memory to send the %lld bytes that it has announced; nothing was done, the "
+                       "call may be made again",
+                       job->source, (long long)job->ask.bytes);
     }
     if (!good) { /* the worker died, or gave up and may come again with the same sequence */
         ddl__ps_leave_queue(s, p, job);
@@ -689,7 +699,7 @@ static uint64_t ddl__ps_fixed_bytes(const ddl__ps_server *s, uint64_t *out_large
             need += bytes * (2 + slots) + sizeof(ddl__ps_value) + sizeof(ddl__ps_place) + by_worker;
         }
     }
-    uint64_t by_worker = sizeof(ddl__ps_job) + 2 * sizeof(bool) + sizeof(bool) + 5 * sizeof(uint64_t) + sizeof(int32_t);
+    uint64_t by_worker = sizeof(ddl__ps_job) + 3 * sizeof(bool) + 5 * sizeof(uint64_t) + 2 * sizeof(int32_t);
     return need + (uint64_t)s->piece_count * sizeof(void *) + (uint64_t)s->workers * (by_worker + sizeof(void *)) +
            3 * *out_largest;
 }
@@ -724,10 +734,11 @@ static bool ddl__ps_server_arrays(ddl__ps_server *s) {
     s->jobs = ddl__ps_alloc(&s->memory, n, sizeof *s->jobs);
     s->busy = ddl__ps_alloc(&s->memory, n, sizeof *s->busy);
     s->deaf = ddl__ps_alloc(&s->memory, n, sizeof *s->deaf);
+    s->unwanted = ddl__ps_alloc(&s->memory, n, sizeof *s->unwanted);
     s->listeners = ddl__ps_alloc(&s->memory, n, sizeof(ddl__ps_job *));
     return s->places != NULL && s->present != NULL && s->clock != NULL && s->begun != NULL && s->ended_ns != NULL &&
            s->takes_ns != NULL && s->own_ns != NULL && s->jobs != NULL && s->busy != NULL && s->deaf != NULL &&
-           s->listeners != NULL;
+           s->unwanted != NULL && s->listeners != NULL;
 }
 
 /* Fills a server whose first members are set. */
@@ -812,6 +823,7 @@ static void ddl__ps_server_end(ddl__ps_server *s) {
     ddl__ps_free(&s->memory, s->jobs, n, sizeof *s->jobs);
     ddl__ps_free(&s->memory, s->busy, n, sizeof *s->busy);
     ddl__ps_free(&s->memory, s->deaf, n, sizeof *s->deaf);
+    ddl__ps_free(&s->memory, s->unwanted, n, sizeof *s->unwanted);
     ddl__ps_free(&s->memory, s->listeners, n, sizeof *s->listeners);
 }
 

@@ -115,6 +115,7 @@ typedef struct ddl__ps_server {
     int32_t *jobs;                 /* by worker */
     bool *busy;                    /* scratch, by worker */
     bool *deaf;                    /* by worker: no receive is posted for its next ask */
+    int32_t *unwanted; /* by worker: tag of a payload that had not come when its ask was refused, 0: there is none */
     ddl__ps_job *spare, *all;
     ddl__ps_job **listeners; /* by worker: the job of the receive that is posted for its next ask */
     ddl__ps_generation saved, saved_last;

@@ -7,7 +7,6 @@
 
 enum {
     DDL__PS_MAGIC = 0x70736572,
-    DDL__PS_CHUNK_BITS = 20, /* of a sequence on the wire: messages of one push of rows */
     DDL__PS_PIECE_BYTES = 1 << 20,
     DDL__PS_STALENESS = 3,
     DDL__PS_TRIES = 8, /* of what finds no memory, and can be tried again with no harm */
@@ -287,6 +286,25 @@ static ddl_status ddl__ps_call_new(ddl_ps *ps, const char *what, const char *of,
     return DDL_OK;
 }
 
+/* The server waits for a payload that there is no memory to send: an empty one in its place makes it say so, which ends
+ * the call. Without memory for that either, servers and workers are told that this one cannot go on. */
+static ddl_status ddl__ps_call_withdraw(ddl_request *r, ddl__ps_part *part, const ddl__ps_ask *ask) {
+    const ddl__ps_call *call = r->kept;
+    ddl_ps *ps = call->ps;
+    int32_t rank = ddl__ps_server_rank(ps, part->server);
+    ddl_status status = DDL_ERR_NOMEM;
+    for (int32_t n = 0; n < DDL__PS_TRIES && status == DDL_ERR_NOMEM; n++) {
+        status = ddl__ps_move(ps->group, true, part->ask, 0, rank, ask->tag, r, &part->messages[1]);
+    }
+    if (status == DDL_ERR_NOMEM && ps->group->broken == DDL_OK) {
+        ddl__break_everywhere(ps->c, ps->group, status,
+                              "%s: worker %d has no memory to send what it has announced to server %d, nor to take "
+                              "that back",
+                              call->what, ps->worker, part->server);
+    }
+    return status;
+}
+
 /* Adds a message to a server. out: the payload of the ask; in: of the answer. */
 static ddl_status ddl__ps_call_add(ddl_request *r, int32_t server, ddl__ps_ask *ask, const void *out, void *in,
                                    size_t in_bytes) {
@@ -314,7 +332,7 @@ static ddl_status ddl__ps_call_add(ddl_request *r, int32_t server, ddl__ps_ask *
         status = ddl__ps_move_to(ps->group, true, out, (size_t)ask->bytes, rank, ask->tag, 0,
                                  ask->op == DDL__PS_PUSH_PULL, r, &part->messages[1]);
     }
-    return status;
+    return status == DDL_ERR_NOMEM ? ddl__ps_call_withdraw(r, part, ask) : status;
 }
 
 /* All parts have been added, or one could not be. */

@@ -42,7 +42,7 @@ static const ddl__setting_row ddl__setting_table[] = {
     {"DDL_SPREAD", "1", "0: ranks that wait on one core stay there while another core is free"},
     {"DDL_HOST_ID", "", "ranks with equal text count as on one host; for tests"},
     {"DDL_MAC", "0", "1: frames carry a keyed checksum, for networks where others can change packets"},
-    {"DDL_CHECK", "", "payload: checksums of all data, not only of headers"},
+    {"DDL_CHECK", "", "payload: checksums of all data, and of headers everywhere"},
 };
 
 /* The value of a variable, NULL when it is unset or empty (`RANK= ./train` unsets it). For launchers' variables. */

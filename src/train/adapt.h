@@ -42,14 +42,14 @@ static void ddl__offer_errors(ddl_trainer *t, const ddl__weight *w) {
  * host waits once. */
 static ddl_status ddl__offers_errors(ddl_trainer *t, double *errors) {
     for (int32_t i = 0; i < t->count; i++) {
-        if (t->weights[i].squeezer != NULL && t->weights[i].squeezer->adaptive) {
+        if (t->weights[i].compressor != NULL && t->weights[i].compressor->adaptive) {
             ddl__offer_errors(t, &t->weights[i]);
         }
     }
     DDL__TRY(ddl__lane_tell(&t->lane, (int64_t)t->count * DDL__OFFERS, "ddl_step"));
     for (int32_t i = 0; i < t->count; i++) {
         const ddl__weight *w = &t->weights[i];
-        bool open = w->squeezer != NULL && w->squeezer->adaptive;
+        bool open = w->compressor != NULL && w->compressor->adaptive;
         double all = (double)w->count / (double)DDL__MIN(w->count, (int64_t)DDL__ADAPT_SAMPLE);
         for (int32_t o = 0; o < DDL__OFFERS; o++) {
             bool loses = open && ddl__compress_offer(o).kind != DDL_COMPRESS_NONE;
@@ -88,11 +88,11 @@ static void ddl__adapt_offer(const ddl_trainer *t, ddl__adapt *a) {
     for (int32_t k = 0; k < t->count; k++) {
         const ddl__weight *w = &t->weights[t->count - 1 - k];
         a->ready_s[k] = DDL__MAX(w->agreed_s, k > 0 ? a->ready_s[k - 1] : 0);
-        double fixed_s = (double)(w->squeezer != NULL ? ddl__squeezer_bytes(w->squeezer)
+        double fixed_s = (double)(w->compressor != NULL ? ddl__compression_bytes(w->compressor)
                                                       : w->count * (int64_t)ddl_dtype_bytes(w->wire)) *
                          t->lines[0].seconds_per_byte;
         for (int32_t o = 0; o < DDL__OFFERS; o++) {
-            bool open = w->squeezer != NULL && w->squeezer->adaptive;
+            bool open = w->compressor != NULL && w->compressor->adaptive;
             ddl__bid *bid = &a->offers[k * DDL__OFFERS + o];
             bid->time_s = open ? ddl__offer_time(t, o, w->count) : fixed_s;
             bid->error = open ? a->errors[k * DDL__OFFERS + o] : 0;
@@ -114,7 +114,7 @@ static ddl_status ddl__trainer_adapt(ddl_trainer *t) {
         double limit_s = (t->count > 0 ? a.ready_s[t->count - 1] : 0) + t->config.exposed_s;
         ddl__plan_offers(a.ready_s, a.offers, t->count, DDL__OFFERS, limit_s, a.fronts, a.made, a.chosen);
         for (int32_t k = 0; k < t->count; k++) {
-            ddl__compressor *c = t->weights[t->count - 1 - k].squeezer;
+            ddl__compressor *c = t->weights[t->count - 1 - k].compressor;
             if (c != NULL && c->adaptive) {
                 ddl__compressor_choose(c, a.chosen[k]);
             }

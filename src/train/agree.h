@@ -3,7 +3,7 @@
 #ifndef DDL_TRAIN_AGREE_H
 #define DDL_TRAIN_AGREE_H
 
-#include "squeeze.h"
+#include "compression.h"
 
 enum { DDL__WARM_STEPS = 3 }; /* steps whose times are thrown away: caches are cold, memory is touched first */
 
@@ -386,7 +386,7 @@ static void ddl__draft_layers(const ddl_trainer *t, ddl__layer *layers) {
     for (int32_t p = 0; p < t->count; p++) {
         const ddl__weight *w = &t->weights[t->count - 1 - p];
         ready = DDL__MAX(ready, w->agreed_s);
-        int64_t bytes = ddl__weight_is_squeezed(w) ? 0 : w->count * (int64_t)ddl_dtype_bytes(w->wire);
+        int64_t bytes = ddl__weight_is_compressed(w) ? 0 : w->count * (int64_t)ddl_dtype_bytes(w->wire);
         layers[p] = (ddl__layer){.bytes = bytes, .ready_s = ready};
         if (w->served) {
             layers[p].way = ddl__served_way(t, true);
@@ -518,7 +518,7 @@ static int32_t ddl__draft_room(const ddl_trainer *t) {
 /* The first tensor of a piece that it carries something of: where the piece begins. */
 static const ddl__weight *ddl__piece_home(const ddl_trainer *t, const ddl__piece *p) {
     int32_t k = p->first;
-    while (k < p->last && ddl__weight_is_squeezed(&t->weights[t->count - 1 - k])) {
+    while (k < p->last && ddl__weight_is_compressed(&t->weights[t->count - 1 - k])) {
         k++;
     }
     return &t->weights[t->count - 1 - k];
@@ -557,7 +557,7 @@ static void ddl__units_fill(ddl_trainer *t, const ddl__draft *d) {
             ddl__weight *w = &t->weights[t->count - 1 - k];
             w->unit_first = DDL__MIN(w->unit_first, i);
             w->unit_last = i;
-            u->tensors += !ddl__weight_is_squeezed(w);
+            u->tensors += !ddl__weight_is_compressed(w);
         }
         ddl__unit_label(u, first, &t->weights[t->count - 1 - p->last]);
     }
@@ -789,8 +789,8 @@ static ddl_status ddl__trainer_arrange(ddl_trainer *t) {
                                           : ddl__error(t->context, DDL_ERR_NOMEM, "no memory for the trainer");
     for (int32_t i = 0; i < t->count && status == DDL_OK; i++) {
         status = ddl__weight_prepare(t, &t->weights[i]);
-        if (status == DDL_OK && ddl__weight_is_squeezed(&t->weights[i])) {
-            status = ddl__squeezer_make(t, &t->weights[i]);
+        if (status == DDL_OK && ddl__weight_is_compressed(&t->weights[i])) {
+            status = ddl__compression_make(t, &t->weights[i]);
         }
     }
     if (status == DDL_OK) {
@@ -829,10 +829,10 @@ static ddl_status ddl__trainer_begin(ddl_trainer *t) {
     }
     DDL__TRY(ddl__trainer_compare(t, "ddl_trainer_start", NULL));
     DDL__TRY(ddl__line_measure(t));
-    for (int32_t i = 0; i < t->count && t->squeeze_group == NULL; i++) {
-        if (ddl__weight_is_squeezed(&t->weights[i])) {
+    for (int32_t i = 0; i < t->count && t->compress_group == NULL; i++) {
+        if (ddl__weight_is_compressed(&t->weights[i])) {
             /* of the trainer's own: a rank that could not come here has broken that one, not the parent */
-            DDL__TRY(ddl__trainer_group(t->group, &t->squeeze_group));
+            DDL__TRY(ddl__trainer_group(t->group, &t->compress_group));
         }
     }
     DDL__TRY(ddl__trainer_arrange(t));
@@ -847,21 +847,26 @@ static ddl_status ddl__trainer_begin(ddl_trainer *t) {
 
 static void ddl__trainer_undo(ddl_trainer *t);
 
-DDL_API ddl_status ddl_trainer_start(ddl_trainer *trainer) {
-    DDL__TRY(ddl__trainer_ok(trainer, "ddl_trainer_start", false));
-    ddl_context *c = trainer->context;
+static ddl_status ddl__trainer_start(ddl_trainer *t) {
+    DDL__TRY(ddl__trainer_ok(t, "ddl_trainer_start", false));
+    ddl_context *c = t->context;
     ddl_status status =
-        !trainer->started ? DDL_OK : ddl__error(c, DDL_ERR_STATE, "ddl_trainer_start: it has started already");
+        !t->started ? DDL_OK : ddl__error(c, DDL_ERR_STATE, "ddl_trainer_start: it has started already");
     ddl__unlock(c);
     DDL__TRY(status);
-    status = ddl__trainer_begin(trainer);
+    status = ddl__trainer_begin(t);
     if (status < 0) {
         ddl__lock(c);
-        ddl__trainer_tell(trainer, status);
+        ddl__trainer_tell(t, status);
         ddl__unlock(c);
-        ddl__trainer_undo(trainer);
+        ddl__trainer_undo(t);
     }
     return status;
+}
+
+DDL_API ddl_status ddl_trainer_start(ddl_trainer *trainer) {
+    DDL__TRY(ddl__trainer_hold(trainer, "ddl_trainer_start"));
+    return ddl__trainer_let_go(trainer, ddl__trainer_start(trainer));
 }
 
 /* >>end */
@@ -894,8 +899,8 @@ static void ddl__request_abandon(ddl_context *c, ddl_request **request) {
 
 static void ddl__weight_undo(ddl_trainer *t, ddl__weight *w) {
     ddl_context *c = t->context;
-    ddl__request_abandon(c, &w->squeezing);
-    ddl__squeezer_free(t, w);
+    ddl__request_abandon(c, &w->compressing);
+    ddl__compression_free(t, w);
     ddl__lane_free(&t->lane, w->master);
     ddl__lane_free(&t->lane, w->state);
     ddl__lane_free(&t->lane, w->anchor);
@@ -935,7 +940,7 @@ static void ddl__trainer_undo(ddl_trainer *t) {
     ddl__trainer_unlane(t);
     ddl__unlock(c);
     ddl_group_free(&t->group);
-    ddl_group_free(&t->squeeze_group);
+    ddl_group_free(&t->compress_group);
 }
 
 DDL_API ddl_status ddl_trainer_free(ddl_trainer **trainer) {
@@ -947,6 +952,7 @@ DDL_API ddl_status ddl_trainer_free(ddl_trainer **trainer) {
     if (t->magic != DDL__TRAINER_MAGIC || ddl__is_forked(c)) {
         return t->magic == DDL__TRAINER_MAGIC ? DDL_ERR_FORK : DDL_ERR_ARG;
     }
+    ddl__hold(c, "ddl_trainer_free");
     ddl__trainer_undo(t);
     ddl__lock(c);
     for (int32_t i = 0; i < t->count; i++) {
@@ -956,6 +962,7 @@ DDL_API ddl_status ddl_trainer_free(ddl_trainer **trainer) {
     t->magic = 0;
     ddl__free(&c->base, t);
     *trainer = NULL;
+    ddl__let_go(c);
     ddl__context_unref(c);
     return DDL_OK;
 }

@@ -99,7 +99,7 @@ static void ddl__weight_publish(ddl_trainer *t, const ddl__weight *w) {
 
 /* Servers that only average: what they have made goes where an all-reduce would have left it. */
 static void ddl__weight_arrive(ddl_trainer *t, const ddl__weight *w) {
-    if (t->served.sums && w->count > 0 && !ddl__weight_is_squeezed(w) && t->units[w->unit_first].served) {
+    if (t->served.sums && w->count > 0 && !ddl__weight_is_compressed(w) && t->units[w->unit_first].served) {
         ddl__lane_copy(&t->lane, ddl__weight_wire(t, w), ddl__served_pulled(t, w->wire, w->at),
                        ddl__weight_wire_bytes(w));
     }
@@ -223,7 +223,7 @@ static ddl_status ddl__arenas_make(ddl_trainer *t) {
     int32_t device = ddl__lane_is_host(&t->lane) ? DDL_HOST : t->lane.device->number;
     for (int32_t i = 2 * t->count - 1; i >= 0; i--) { /* compressed ones last, so that the others are one range */
         ddl__weight *w = &t->weights[i % t->count];
-        if (ddl__weight_is_squeezed(w) == (i < t->count)) {
+        if (ddl__weight_is_compressed(w) == (i < t->count)) {
             w->wire = ddl__weight_wire_type(t, w);
             w->at = counts[w->wire];
             counts[w->wire] += w->count;

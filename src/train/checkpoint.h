@@ -170,7 +170,7 @@ static void *ddl__save_array(const ddl_trainer *t, const ddl__weight *w, int32_t
 }
 
 static ddl__feedback ddl__save_kept(const ddl_trainer *t, const ddl__weight *w) {
-    const ddl__compressor *s = w->squeezer;
+    const ddl__compressor *s = w->compressor;
     ddl__feedback none = {0, 0};
     return s == NULL ? none : (ddl__feedback){s->residual != NULL ? (uint64_t)t->size : 0, (uint64_t)s->q_count};
 }
@@ -219,11 +219,11 @@ static ddl_status ddl__save_compression(ddl_trainer *t, ddl__weight *w, ddl__arc
     size_t bytes = (size_t)w->count * sizeof(float);
     if (a != NULL && kept.q > 0) {
         size_t q_bytes = (size_t)kept.q * sizeof(float);
-        ddl__archive_put(a, ddl__save_bytes(t, w->squeezer->q, q_bytes, temporary, &status), q_bytes);
+        ddl__archive_put(a, ddl__save_bytes(t, w->compressor->q, q_bytes, temporary, &status), q_bytes);
     }
     for (int32_t r = 0; r < (int32_t)kept.residuals; r++) {
-        const float *residual = w->squeezer->residual;
-        const ddl__lane *lane = w->squeezer->lane;
+        const float *residual = w->compressor->residual;
+        const ddl__lane *lane = w->compressor->lane;
         if (r > 0 && t->rank == r) {
             DDL__TRY(ddl_send(t->group, ddl__lane_tensor(lane, residual, DDL_F32, w->count), 0, 0));
         }
@@ -471,18 +471,23 @@ static ddl_status ddl__served_load(ddl_trainer *t, const char *folder, int64_t *
     return status;
 }
 
-DDL_API ddl_status ddl_trainer_save(ddl_trainer *trainer, const char *folder) {
+static ddl_status ddl__trainer_save(ddl_trainer *t, const char *folder) {
     const char *what = "ddl_trainer_save";
     float *room;
-    DDL__TRY(ddl__save_enter(trainer, what, folder, true));
-    if (ddl__trainer_hands_over(trainer)) {
-        trainer->served.ps->epoch = trainer->stats.epoch;
-        return ddl_ps_save(trainer->served.ps, folder);
+    DDL__TRY(ddl__save_enter(t, what, folder, true));
+    if (ddl__trainer_hands_over(t)) {
+        t->served.ps->epoch = t->stats.epoch;
+        return ddl_ps_save(t->served.ps, folder);
     }
-    DDL__TRY(ddl__save_room(trainer, what, &room));
-    ddl_status status = ddl__save_all(trainer, folder, room);
+    DDL__TRY(ddl__save_room(t, what, &room));
+    ddl_status status = ddl__save_all(t, folder, room);
     free(room);
     return status;
+}
+
+DDL_API ddl_status ddl_trainer_save(ddl_trainer *trainer, const char *folder) {
+    DDL__TRY(ddl__trainer_hold(trainer, "ddl_trainer_save"));
+    return ddl__trainer_let_go(trainer, ddl__trainer_save(trainer, folder));
 }
 
 /* >>loading */
@@ -615,10 +620,10 @@ static ddl_status ddl__load_compression(ddl_trainer *t, ddl__weight *w, ddl__arc
         ddl__archive_get(a, NULL, kept->q * sizeof(float) + kept->residuals * (uint64_t)w->count * sizeof(float));
         a->unlike = true;
     }
-    if (w->squeezer == NULL) {
+    if (w->compressor == NULL) {
         return DDL_OK;
     }
-    ddl__squeezer_reset(w);
+    ddl__compression_reset(w);
     DDL__TRY(ddl__lane_wait(&t->lane, "ddl_trainer_load"));
     DDL__TRY(ddl_broadcast(t->group, ddl_tensor_1d(&same, DDL_U8, 1), 0));
     if (!same) {
@@ -627,24 +632,24 @@ static ddl_status ddl__load_compression(ddl_trainer *t, ddl__weight *w, ddl__arc
     if (mine.q > 0) {
         if (a != NULL) {
             ddl__archive_get(a, room, mine.q * sizeof(float));
-            ddl__lane_copy(&t->lane, w->squeezer->q, room, mine.q * sizeof(float));
+            ddl__lane_copy(&t->lane, w->compressor->q, room, mine.q * sizeof(float));
             DDL__TRY(ddl__lane_wait(&t->lane, "ddl_trainer_load"));
         }
-        DDL__TRY(ddl_broadcast(t->group, ddl__lane_tensor(&t->lane, w->squeezer->q, DDL_F32, (int64_t)mine.q), 0));
+        DDL__TRY(ddl_broadcast(t->group, ddl__lane_tensor(&t->lane, w->compressor->q, DDL_F32, (int64_t)mine.q), 0));
     }
     for (int32_t r = 0; r < (int32_t)mine.residuals; r++) {
         if (a != NULL) {
             ddl__archive_get(a, room, (uint64_t)w->count * sizeof(float));
         }
         if (r == 0 && a != NULL) {
-            ddl__lane_copy(w->squeezer->lane, w->squeezer->residual, room, (size_t)w->count * sizeof(float));
-            DDL__TRY(ddl__lane_wait(w->squeezer->lane, "ddl_trainer_load"));
+            ddl__lane_copy(w->compressor->lane, w->compressor->residual, room, (size_t)w->count * sizeof(float));
+            DDL__TRY(ddl__lane_wait(w->compressor->lane, "ddl_trainer_load"));
         }
         if (r > 0 && a != NULL) {
             DDL__TRY(ddl_send(t->group, ddl_tensor_1d(room, DDL_F32, w->count), r, 0));
         }
         if (r > 0 && t->rank == r) {
-            ddl_tensor residual = ddl__lane_tensor(w->squeezer->lane, w->squeezer->residual, DDL_F32, w->count);
+            ddl_tensor residual = ddl__lane_tensor(w->compressor->lane, w->compressor->residual, DDL_F32, w->count);
             DDL__TRY(ddl_recv(t->group, residual, 0, 0, NULL));
         }
     }
@@ -732,18 +737,18 @@ static ddl_status ddl__load_all(ddl_trainer *t, const char *folder, float *room,
     return DDL_OK;
 }
 
-DDL_API ddl_status ddl_trainer_load(ddl_trainer *trainer, const char *folder, int64_t *out_step) {
+static ddl_status ddl__trainer_load(ddl_trainer *t, const char *folder, int64_t *out_step) {
     const char *what = "ddl_trainer_load";
     float *room;
     int64_t step = -1;
     ddl__archive archive = {0};
-    DDL__TRY(ddl__save_enter(trainer, what, folder, false));
+    DDL__TRY(ddl__save_enter(t, what, folder, false));
     ddl_status status = DDL_OK;
-    if (ddl__trainer_hands_over(trainer)) {
-        status = ddl__served_load(trainer, folder, &step);
+    if (ddl__trainer_hands_over(t)) {
+        status = ddl__served_load(t, folder, &step);
     } else {
-        DDL__TRY(ddl__save_room(trainer, what, &room));
-        status = ddl__load_all(trainer, folder, room, trainer->rank == 0 ? &archive : NULL, &step);
+        DDL__TRY(ddl__save_room(t, what, &room));
+        status = ddl__load_all(t, folder, room, t->rank == 0 ? &archive : NULL, &step);
         free(room);
     }
     if (archive.file != NULL) {
@@ -753,6 +758,11 @@ DDL_API ddl_status ddl_trainer_load(ddl_trainer *trainer, const char *folder, in
         *out_step = status == DDL_OK ? step : -1;
     }
     return status;
+}
+
+DDL_API ddl_status ddl_trainer_load(ddl_trainer *trainer, const char *folder, int64_t *out_step) {
+    DDL__TRY(ddl__trainer_hold(trainer, "ddl_trainer_load"));
+    return ddl__trainer_let_go(trainer, ddl__trainer_load(trainer, folder, out_step));
 }
 
 #endif /* DDL_TRAIN_CHECKPOINT_H */

@@ -130,8 +130,7 @@ static ddl_status ddl__step_local(ddl_trainer *t, const char *what) {
     return outcome;
 }
 
-DDL_API ddl_status ddl_trainer_sync(ddl_trainer *trainer) {
-    ddl_trainer *t = trainer;
+static ddl_status ddl__trainer_sync(ddl_trainer *t) {
     DDL__TRY(ddl__trainer_enter(t, "ddl_trainer_sync"));
     ddl_status status = DDL_OK;
     if (t->step_open || t->over) {
@@ -140,6 +139,11 @@ DDL_API ddl_status ddl_trainer_sync(ddl_trainer *trainer) {
         status = ddl__sync_round(t, "ddl_trainer_sync", t->since_sync > 0);
     }
     return ddl__trainer_leave(t, ddl__trainer_hand(t, "ddl_trainer_sync", status));
+}
+
+DDL_API ddl_status ddl_trainer_sync(ddl_trainer *trainer) {
+    DDL__TRY(ddl__trainer_hold(trainer, "ddl_trainer_sync"));
+    return ddl__trainer_let_go(trainer, ddl__trainer_sync(trainer));
 }
 
 /* >>uneven */
@@ -221,10 +225,15 @@ static ddl_status ddl__join_out(ddl_trainer *t) {
     return status;
 }
 
+static ddl_status ddl__trainer_join_out(ddl_trainer *t) {
+    DDL__TRY(ddl__trainer_enter(t, "ddl_trainer_join_out"));
+    ddl_status status = ddl__join_out(t);
+    return ddl__trainer_leave(t, ddl__trainer_hand(t, "ddl_trainer_join_out", status));
+}
+
 DDL_API ddl_status ddl_trainer_join_out(ddl_trainer *trainer) {
-    DDL__TRY(ddl__trainer_enter(trainer, "ddl_trainer_join_out"));
-    ddl_status status = ddl__join_out(trainer);
-    return ddl__trainer_leave(trainer, ddl__trainer_hand(trainer, "ddl_trainer_join_out", status));
+    DDL__TRY(ddl__trainer_hold(trainer, "ddl_trainer_join_out"));
+    return ddl__trainer_let_go(trainer, ddl__trainer_join_out(trainer));
 }
 
 #endif /* DDL_TRAIN_LOCAL_H */

@@ -11,7 +11,7 @@
  * before; the lock is held. */
 static void ddl__trainer_tell(ddl_trainer *t, ddl_status status) {
     ddl_group *servers = t->served.ps != NULL && !t->served.alone ? t->served.ps->group : NULL;
-    ddl_group *groups[3] = {t->group, t->squeeze_group, servers};
+    ddl_group *groups[3] = {t->group, t->compress_group, servers};
     char text[DDL__SENTENCE_BYTES];
     if (status != DDL_ERR_NOMEM || t->context->finalized) {
         return;

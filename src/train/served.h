@@ -132,9 +132,10 @@ static bool ddl__served_alone(const ddl_trainer_config *o) {
 
 /* Elements of a tensor that the servers have: f32, and f64 where all go there. */
 static int64_t ddl__served_count(const ddl_trainer *t, const ddl__weight *w) {
-    bool squeezed = t->config.architecture == DDL_ARCHITECTURE_AUTO && w->options.compression.kind != DDL_COMPRESS_NONE;
+    bool compressed =
+        t->config.architecture == DDL_ARCHITECTURE_AUTO && w->options.compression.kind != DDL_COMPRESS_NONE;
     bool all = t->config.architecture == DDL_ARCHITECTURE_PS;
-    return (all || ddl__weight_wire_type(t, w) == DDL_F32) && !squeezed ? w->count : 0;
+    return (all || ddl__weight_wire_type(t, w) == DDL_F32) && !compressed ? w->count : 0;
 }
 
 /* Which line an operation is on. */

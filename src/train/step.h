@@ -71,7 +71,7 @@ static ddl_status ddl__ready_check(ddl_trainer *t, int32_t index) {
 /* The first gradient of a step. contributes: of `uneven`. */
 static void ddl__step_open(ddl_trainer *t, bool contributes) {
     t->step_open = true;
-    t->squeeze_next = t->count - 1;
+    t->compress_next = t->count - 1;
     t->grads_out = ddl__trainer_is_bsp(t);
     t->first_ready_ns = ddl__now_ns();
     for (int32_t i = 0; i < t->count; i++) {
@@ -140,7 +140,7 @@ static void ddl__weight_mark(ddl_trainer *t, ddl__weight *w) {
  * sleep, it is woken. Returns whether that was done; if not, this thread has the lock. */
 static bool ddl__weight_hand(ddl_trainer *t, ddl__weight *w) {
     ddl_context *c = t->context;
-    bool may = c->has_thread && c->wake_fd >= 0 && w->arrival == NULL && t->squeeze_group == NULL &&
+    bool may = c->has_thread && c->wake_fd >= 0 && w->arrival == NULL && t->compress_group == NULL &&
                t->served.ps == NULL && t->micro + 1 == t->config.accumulate;
     if (!may) {
         ddl__lock(c);
@@ -178,8 +178,8 @@ static bool ddl__ready_one(ddl_trainer *t, int32_t index) {
     ddl__weight *w = &t->weights[index];
     bool last = t->micro + 1 == t->config.accumulate;
     ddl__weight_pack(t, w);
-    if (last && w->squeezer != NULL) {
-        ddl__squeeze_early(t, w);
+    if (last && w->compressor != NULL) {
+        ddl__compression_early(t, w);
     }
     w->ready = true;
     t->ready_count++;
@@ -220,16 +220,15 @@ static ddl_status ddl__ready_enter(ddl_trainer *t, int32_t index) {
     return DDL_OK;
 }
 
-DDL_API ddl_status ddl_grad_ready(ddl_trainer *trainer, int32_t index) {
-    ddl_trainer *t = trainer;
+static ddl_status ddl__grad_ready(ddl_trainer *t, int32_t index) {
     DDL__TRY(ddl__ready_enter(t, index));
     ddl_status status = DDL_OK;
     ddl__lane_after(&t->lane);
     bool handed = false;
     for (int32_t i = index == DDL_ALL ? t->count - 1 : index; i >= DDL__MAX(index, 0); i--) {
         handed = ddl__ready_one(t, i);
-        if (t->squeeze_group != NULL && t->micro + 1 == t->config.accumulate) {
-            ddl__squeeze_start(t, false); /* an error stays in t->status */
+        if (t->compress_group != NULL && t->micro + 1 == t->config.accumulate) {
+            ddl__compression_start(t, false); /* an error stays in t->status */
         }
     }
     if (handed) { /* what has failed meanwhile, ddl_step says */
@@ -244,6 +243,11 @@ DDL_API ddl_status ddl_grad_ready(ddl_trainer *trainer, int32_t index) {
     ddl__glance(t->group); /* without a progress thread the wire moves here, between two layers */
     ddl__trainer_pump(t->context, t);
     return ddl__trainer_leave(t, t->status < 0 ? ddl__trainer_broken(t, "ddl_grad_ready") : DDL_OK);
+}
+
+DDL_API ddl_status ddl_grad_ready(ddl_trainer *trainer, int32_t index) {
+    DDL__TRY(ddl__trainer_hold(trainer, "ddl_grad_ready"));
+    return ddl__trainer_let_go(trainer, ddl__grad_ready(trainer, index));
 }
 
 /* >>figures */
@@ -310,7 +314,7 @@ static ddl_status ddl__step_hidden(ddl_trainer *t, bool *finite) {
     double bad = 0;
     for (int32_t i = 0; i < t->count; i++) {
         const ddl__weight *w = &t->weights[i];
-        bool random = w->squeezer != NULL && w->squeezer->config.kind == DDL_COMPRESS_RANDOM_K;
+        bool random = w->compressor != NULL && w->compressor->config.kind == DDL_COMPRESS_RANDOM_K;
         hides = hides || random;
         bad = random && w->bad ? 1 : bad;
     }
@@ -489,7 +493,7 @@ static ddl_status ddl__step_bsp(ddl_trainer *t, const char *what) {
     if (ddl__trainer_hands_over(t)) {
         return ddl__step_served(t, what);
     }
-    if (o->unchecked && o->clip_norm <= 0 && t->squeeze_group == NULL && !o->shard && !o->uneven && o->step == NULL) {
+    if (o->unchecked && o->clip_norm <= 0 && t->compress_group == NULL && !o->shard && !o->uneven && o->step == NULL) {
         DDL__TRY(ddl__step_contributors(t, what));
         DDL__TRY(ddl__step_as_it_comes(t, what));
         ddl_status status = ddl__served_clock(t);
@@ -506,9 +510,9 @@ static ddl_status ddl__step_bsp(ddl_trainer *t, const char *what) {
     for (int32_t i = 0; i < t->count; i++) {
         ddl__weight_arrive(t, &t->weights[i]);
     }
-    if (t->squeeze_group != NULL) {
+    if (t->compress_group != NULL) {
         ddl__unlock(t->context);
-        ddl_status status = ddl__squeeze_finish(t);
+        ddl_status status = ddl__compression_finish(t);
         ddl__lock(t->context);
         DDL__TRY(status);
     }
@@ -520,7 +524,7 @@ static ddl_status ddl__step_bsp(ddl_trainer *t, const char *what) {
     DDL__TRY(ddl__step_norm(t, &finite));
     if (!finite && !o->unchecked) {
         ddl__unlock(t->context);
-        ddl__squeeze_undo(t);
+        ddl__compression_undo(t);
         ddl__lock(t->context);
         return ddl__step_not_finite(t);
     }
@@ -587,9 +591,9 @@ static bool ddl__arrivals_over(ddl_context *c, void *arg) {
 /* Waits until all gradients that were made ready lie in the arena; what is coded on a device goes out as it comes. */
 static ddl_status ddl__arrivals_await(ddl_trainer *t, const char *what) {
     ddl_context *c = t->context;
-    if (t->squeeze_group != NULL) {
+    if (t->compress_group != NULL) {
         ddl__unlock(c);
-        ddl__squeeze_start(t, true); /* an error stays in t->status */
+        ddl__compression_start(t, true); /* an error stays in t->status */
         ddl__lock(c);
     }
     ddl__unit_wait at = {t, 0, 0};
@@ -637,8 +641,7 @@ static ddl_status ddl__trainer_hand(ddl_trainer *t, const char *what, ddl_status
     return status;
 }
 
-DDL_API ddl_status ddl_step(ddl_trainer *trainer) {
-    ddl_trainer *t = trainer;
+static ddl_status ddl__trainer_step(ddl_trainer *t) {
     DDL__TRY(ddl__trainer_enter(t, "ddl_step"));
     bool whole;
     ddl_status status = ddl__trainer_hand(t, "ddl_step", ddl__step_take(t, &whole));
@@ -647,6 +650,11 @@ DDL_API ddl_status ddl_step(ddl_trainer *trainer) {
     }
     ddl__trainer_leave(t, status);
     return status == DDL_OK && whole ? ddl__trainer_replan(t) : status;
+}
+
+DDL_API ddl_status ddl_step(ddl_trainer *trainer) {
+    DDL__TRY(ddl__trainer_hold(trainer, "ddl_step"));
+    return ddl__trainer_let_go(trainer, ddl__trainer_step(trainer));
 }
 
 /* An average that is not finite: the same on all ranks, which all pass it over, for it is the same bits. */
@@ -718,8 +726,7 @@ static ddl_status ddl__params_take(ddl_trainer *t, int32_t first, int32_t last) 
     return outcome;
 }
 
-DDL_API ddl_status ddl_param_wait(ddl_trainer *trainer, int32_t index) {
-    ddl_trainer *t = trainer;
+static ddl_status ddl__param_wait(ddl_trainer *t, int32_t index) {
     DDL__TRY(ddl__trainer_enter(t, "ddl_param_wait"));
     ddl_status status = DDL_OK;
     if (index < DDL_ALL || index >= t->count) {
@@ -750,6 +757,11 @@ DDL_API ddl_status ddl_param_wait(ddl_trainer *trainer, int32_t index) {
     }
     ddl_status planned = ddl__trainer_replan(t);
     return status < 0 ? status : planned;
+}
+
+DDL_API ddl_status ddl_param_wait(ddl_trainer *trainer, int32_t index) {
+    DDL__TRY(ddl__trainer_hold(trainer, "ddl_param_wait"));
+    return ddl__trainer_let_go(trainer, ddl__param_wait(trainer, index));
 }
 
 /* >>figures for the program */
@@ -808,7 +820,7 @@ static void ddl__trainer_tell_codes(const ddl_trainer *t, ddl__text *text) {
         ddl_compression_kind kind = ddl__compress_offer(o).kind;
         int32_t tensors = 0;
         for (int32_t i = 0; i < t->count; i++) {
-            const ddl__compressor *c = t->weights[i].squeezer;
+            const ddl__compressor *c = t->weights[i].compressor;
             tensors += c != NULL && c->adaptive && (c->dense ? DDL_COMPRESS_NONE : c->config.kind) == kind;
         }
         if (tensors > 0) {
@@ -838,13 +850,13 @@ DDL_API size_t ddl_trainer_describe(const ddl_trainer *trainer, char *out_text, 
         ddl__text_add(&text, " (%s)", t->plan_name);
     }
     ddl__text_add(&text, ": %d tensors in %d operation%s", t->count, t->piece_count, t->piece_count == 1 ? "" : "s");
-    int32_t squeezed = 0, served = 0;
+    int32_t compressed = 0, served = 0;
     for (int32_t i = 0; i < t->count; i++) {
-        squeezed += t->weights[i].options.compression.kind != DDL_COMPRESS_NONE;
+        compressed += t->weights[i].options.compression.kind != DDL_COMPRESS_NONE;
         served += t->weights[i].served;
     }
-    if (squeezed > 0) {
-        ddl__text_add(&text, ", %d of them compressed", squeezed);
+    if (compressed > 0) {
+        ddl__text_add(&text, ", %d of them compressed", compressed);
         ddl__trainer_tell_codes(t, &text);
     }
     if (t->config.architecture == DDL_ARCHITECTURE_AUTO) {

@@ -23,8 +23,8 @@ static ddl_status ddl__switch_check(ddl_trainer *t, const ddl_trainer_config *co
     if (t->step_open || t->over || t->joined_out) {
         return ddl__step_under_way(t, what);
     }
-    if (t->squeeze_group != NULL && !ddl__may_squeeze(out, DDL_COMPRESS_F16)) {
-        return ddl__error(t->context, DDL_ERR_UNSUPPORTED, "%s: " DDL__NO_SQUEEZE, what);
+    if (t->compress_group != NULL && !ddl__may_compress(out, DDL_COMPRESS_F16)) {
+        return ddl__error(t->context, DDL_ERR_UNSUPPORTED, "%s: " DDL__NO_COMPRESSION, what);
     }
     if (ddl__kept_hash(out) != ddl__kept_hash(&t->config)) {
         return ddl__error(t->context, DDL_ERR_UNSUPPORTED,
@@ -85,13 +85,12 @@ static ddl_status ddl__switch_rebuild(ddl_trainer *t) {
     return status;
 }
 
-DDL_API ddl_status ddl_trainer_switch(ddl_trainer *trainer, const ddl_trainer_config *config) {
-    ddl_trainer *t = trainer;
+static ddl_status ddl__trainer_switch(ddl_trainer *t, const ddl_trainer_config *config) {
     ddl_trainer_config settled;
     DDL__TRY(ddl__trainer_enter(t, "ddl_trainer_switch"));
     DDL__TRY(ddl__trainer_leave(t, ddl__switch_check(t, config, &settled)));
     DDL__TRY(ddl__trainer_match(t, "ddl_trainer_switch", &settled));
-    DDL__TRY(ddl_trainer_sync(t));
+    DDL__TRY(ddl__trainer_sync(t));
     DDL__TRY(ddl__lane_wait(&t->lane, "ddl_trainer_switch"));
     if (t->config.sync == DDL_SYNC_LOCAL) {
         DDL__TRY(ddl__switch_average(t));
@@ -110,6 +109,11 @@ DDL_API ddl_status ddl_trainer_switch(ddl_trainer *trainer, const ddl_trainer_co
         return status;
     }
     return ddl__switch_rebuild(t);
+}
+
+DDL_API ddl_status ddl_trainer_switch(ddl_trainer *trainer, const ddl_trainer_config *config) {
+    DDL__TRY(ddl__trainer_hold(trainer, "ddl_trainer_switch"));
+    return ddl__trainer_let_go(trainer, ddl__trainer_switch(trainer, config));
 }
 
 #endif /* DDL_TRAIN_SWITCH_H */

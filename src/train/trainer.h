@@ -51,9 +51,9 @@ typedef struct ddl__weight {
     float *before;                 /* the residual before this step's codes, for a step that is refused */
     bool skipped;                  /* servers made no step: a gradient was not finite */
     int32_t unit_first, unit_last; /* that carry parts of it */
-    ddl__compressor *squeezer;     /* compressed: see squeeze.h; else NULL */
-    void *squeezed;                /* its memory, and behind it what it kept before this step's codes */
-    ddl_request *squeezing;        /* its collective */
+    ddl__compressor *compressor;   /* compressed: see compression.h; else NULL */
+    void *compressor_memory;       /* its memory, and behind it what it kept before this step's codes */
+    ddl_request *compressing;      /* its collective */
     double ready_s;                /* since the first gradient of a step was ready: a moving average */
     double agreed_s;               /* the ranks' average of it, when they last agreed: what plans are made from */
 } ddl__weight;
@@ -109,7 +109,7 @@ struct ddl_trainer {
     uint32_t magic;
     ddl_context *context;
     ddl_group *parent, *group; /* the caller's, and its own duplicate */
-    ddl_group *squeeze_group;  /* of compressed tensors; NULL: there are none */
+    ddl_group *compress_group; /* of compressed tensors; NULL: there are none */
     ddl__lane lane;  /* where tensors are: one device, or ordinary memory */
     void *stream;    /* the program's, for the lane; NULL: none */
     uint64_t *odds, *odds_told; /* by tensor: its gradient is not finite; on the lane, and as the host was told */
@@ -151,7 +151,7 @@ struct ddl_trainer {
     bool over_bad;  /* ... and one of its averages was not finite */
     bool joined_out;
     int32_t adaptive;     /* tensors whose code is chosen */
-    int32_t squeeze_next; /* tensor whose code is started next: backwards from the last, -1: all are */
+    int32_t compress_next; /* tensor whose code is started next: backwards from the last, -1: all are */
     double flag[2];       /* of `uneven`: ranks that contribute */
     uint64_t first_ready_ns, last_end_ns, inside_ns, exposed_ns, entered_ns;
     int64_t since_sync, steps_tried;
@@ -178,9 +178,9 @@ static bool ddl__trainer_hands_over(const ddl_trainer *t) { return t->served.ps 
  * that travel too (local SGD; shards of another type), servers, which have f32. */
 static ddl_dtype ddl__weight_wire_type(const ddl_trainer *t, const ddl__weight *w) {
     const ddl_trainer_config *o = &t->config;
-    bool squeezed = w->options.compression.kind != DDL_COMPRESS_NONE;
-    bool exact = squeezed || o->architecture == DDL_ARCHITECTURE_PS || o->accumulate > 1 || o->sync == DDL_SYNC_LOCAL ||
-                 (o->shard && w->param.dtype != w->grad.dtype);
+    bool compressed = w->options.compression.kind != DDL_COMPRESS_NONE;
+    bool exact = compressed || o->architecture == DDL_ARCHITECTURE_PS || o->accumulate > 1 ||
+                 o->sync == DDL_SYNC_LOCAL || (o->shard && w->param.dtype != w->grad.dtype);
     return exact && w->grad.dtype != DDL_F64 ? DDL_F32 : w->grad.dtype;
 }
 
@@ -208,6 +208,20 @@ static ddl_status ddl__trainer_ok(const ddl_trainer *t, const char *what, bool s
     if (status < 0) {
         ddl__unlock(mine->context);
     }
+    return status;
+}
+
+/* A call that packs, steps or waits: its memory stays until ddl__trainer_let_go, whoever finalizes the context. */
+static ddl_status ddl__trainer_hold(ddl_trainer *t, const char *call) {
+    if (t == NULL || t->magic != DDL__TRAINER_MAGIC) {
+        return DDL_ERR_ARG;
+    }
+    ddl__hold(t->context, call);
+    return DDL_OK;
+}
+
+static ddl_status ddl__trainer_let_go(ddl_trainer *t, ddl_status status) {
+    ddl__let_go(t->context);
     return status;
 }
 
@@ -248,10 +262,10 @@ static ddl_status ddl__trainer_check_ranges(ddl_context *c, const ddl_trainer_co
 
 /* Compressed averages are over all ranks, whole, and complete in ddl_step. Architecture auto: compressed tensors go by
  * all-reduce, whatever the others do. */
-#define DDL__NO_SQUEEZE                                                                                                \
+#define DDL__NO_COMPRESSION                                                                                            \
     "compression works with BSP only, and without shard, uneven and overlap_forward: codes are averaged over all "     \
     "ranks, whole, and some take several collectives, which ddl_step ends"
-static bool ddl__may_squeeze(const ddl_trainer_config *o, ddl_compression_kind kind) {
+static bool ddl__may_compress(const ddl_trainer_config *o, ddl_compression_kind kind) {
     if (o->architecture == DDL_ARCHITECTURE_PS) {
         return kind == DDL_COMPRESS_NONE || (ddl__ps_takes(kind) && !o->uneven);
     }
@@ -266,11 +280,11 @@ static bool ddl__served_sums(const ddl_trainer_config *o) {
             (o->step != NULL || o->clip_norm > 0 || o->uneven));
 }
 
-static const char *ddl__no_squeeze(const ddl_trainer_config *o) {
+static const char *ddl__no_compression(const ddl_trainer_config *o) {
     return o->architecture == DDL_ARCHITECTURE_PS ? "servers take gradients as f16, bf16, int8, QSGD, sign and top-k, "
                                                     "and without uneven; other kinds need "
                                                     "all-reduce"
-                                                  : DDL__NO_SQUEEZE;
+                                                  : DDL__NO_COMPRESSION;
 }
 
 /* What does not go together with servers. */
@@ -328,7 +342,7 @@ static ddl_status ddl__trainer_check_pairs(ddl_context *c, const ddl_trainer_con
         {o->outer_rate == 0 && o->outer_momentum != 0, "outer_momentum needs an outer_rate"},
         {o->step != NULL && (o->optimizer.kind != DDL_SGD || o->optimizer.learning_rate != 0),
          "step and optimizer: a step of the program's own is instead of one; set one of them"},
-        {!ddl__may_squeeze(o, o->compression.kind), ddl__no_squeeze(o)},
+        {!ddl__may_compress(o, o->compression.kind), ddl__no_compression(o)},
         {ddl__trainer_check_servers(o) != NULL, ddl__trainer_check_servers(o)},
     };
     for (size_t i = 0; i < DDL__COUNT_OF(pairs); i++) {
@@ -476,15 +490,15 @@ static ddl_status ddl__weight_check_code(ddl_trainer *t, const char *name, const
     if (code->kind == DDL_COMPRESS_NONE) {
         return DDL_OK;
     }
-    if (!ddl__may_squeeze(&t->config, code->kind) || grad->dtype == DDL_F64) {
+    if (!ddl__may_compress(&t->config, code->kind) || grad->dtype == DDL_F64) {
         return ddl__error(c, DDL_ERR_UNSUPPORTED, "ddl_trainer_add: \"%s\": %s", name,
-                          grad->dtype == DDL_F64 ? "f64 cannot be compressed" : ddl__no_squeeze(&t->config));
+                          grad->dtype == DDL_F64 ? "f64 cannot be compressed" : ddl__no_compression(&t->config));
     }
     ddl_status status = ddl__compress_init(&c->error, code, &filled);
     return status < 0 ? ddl__said(c, status) : DDL_OK;
 }
 
-static bool ddl__weight_is_squeezed(const ddl__weight *w) {
+static bool ddl__weight_is_compressed(const ddl__weight *w) {
     return w->options.compression.kind != DDL_COMPRESS_NONE && w->coded == NULL;
 }
 

@@ -12,36 +12,24 @@
 #include <wmmintrin.h>
 #endif
 
-/* Little-endian words at any address; one load or store each on most machines. */
+/* Little-endian words, as all that this is built for has them, at any address; one load or store each. */
 static inline uint32_t ddl__load_le32(const uint8_t *p) {
     uint32_t value;
     memcpy(&value, p, 4);
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    value = __builtin_bswap32(value);
-#endif
     return value;
 }
 
 static inline uint64_t ddl__load_le64(const uint8_t *p) {
     uint64_t value;
     memcpy(&value, p, 8);
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    value = __builtin_bswap64(value);
-#endif
     return value;
 }
 
 static inline void ddl__store_le32(uint8_t *p, uint32_t value) {
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    value = __builtin_bswap32(value);
-#endif
     memcpy(p, &value, 4);
 }
 
 static inline void ddl__store_le64(uint8_t *p, uint64_t value) {
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    value = __builtin_bswap64(value);
-#endif
     memcpy(p, &value, 8);
 }
 

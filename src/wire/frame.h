@@ -12,7 +12,7 @@
  *            24  sequence     u64
  *            32  signature    u64  hash of the group's collective calls so far; equal on all ranks, or a mismatch
  *            40  payload_crc  u32
- *            44  header_crc   u32  CRC-32C of bytes 0..43
+ *            44  header_crc   u32  CRC-32C of bytes 0..43; 0 in a bare one, see ddl__frame_write_bare
  *     all little-endian. */
 #ifndef DDL_WIRE_FRAME_H
 #define DDL_WIRE_FRAME_H
@@ -56,16 +56,22 @@ typedef struct ddl__frame {
     uint64_t sequence, signature;
 } ddl__frame;
 
-/* Writes a header. The sender is trusted to keep bytes and type in range; the receiver is not so kind. */
-static inline void ddl__frame_write(uint8_t out[DDL__FRAME_BYTES], const ddl__frame *f) {
-    /* In words of 8 bytes, as it is read for the checksum and sent on: what was written in halves is not forwarded. */
+/* Writes a header without its checksum, for a transport whose bytes cannot change on the way (DDL_TRANSPORT_INTACT).
+ * The sender is trusted to keep bytes and type in range; the receiver is not so kind. In words of 8 bytes, as it is
+ * read for the checksum and sent on: what was written in halves is not forwarded. */
+static inline void ddl__frame_write_bare(uint8_t out[DDL__FRAME_BYTES], const ddl__frame *f) {
     uint32_t kind = DDL__WIRE_MAJOR | (uint32_t)f->type << 8 | (uint32_t)f->flags << 16;
     ddl__store_le64(out, DDL__FRAME_MAGIC | (uint64_t)kind << 32);
     ddl__store_le64(out + 8, f->bytes | (uint64_t)f->source << 32);
     ddl__store_le64(out + 16, f->group | (uint64_t)f->epoch << 32);
     ddl__store_le64(out + 24, f->sequence);
     ddl__store_le64(out + 32, f->signature);
-    ddl__store_le32(out + 40, f->payload_crc);
+    ddl__store_le64(out + 40, f->payload_crc);
+}
+
+/* Writes a header. */
+static inline void ddl__frame_write(uint8_t out[DDL__FRAME_BYTES], const ddl__frame *f) {
+    ddl__frame_write_bare(out, f);
     ddl__store_le32(out + 44, ddl__crc32c(0, out, 44));
 }
 
@@ -90,14 +96,20 @@ static inline ddl_status ddl__frame_fields(const uint8_t h[DDL__FRAME_BYTES], dd
 
 /* Reads a header: copied once, since shared memory may change under us, and checked once. What it returns can be
  * trusted in form; whether source, group and epoch mean anything is for the mesh to see. *out is untouched on error.
- * Errors: DDL_ERR_CORRUPT, DDL_ERR_VERSION. */
-static inline ddl_status ddl__frame_read(const uint8_t in[DDL__FRAME_BYTES], ddl__frame *out) {
+ * intact: it came by a transport from which bare ones are taken too. Errors: DDL_ERR_CORRUPT, DDL_ERR_VERSION. */
+static inline ddl_status ddl__frame_read_by(const uint8_t in[DDL__FRAME_BYTES], int intact, ddl__frame *out) {
     uint8_t h[DDL__FRAME_BYTES];
     memcpy(h, in, sizeof(h));
-    if (ddl__load_le32(h) != DDL__FRAME_MAGIC || ddl__load_le32(h + 44) != ddl__crc32c(0, h, 44)) {
+    uint32_t crc = ddl__load_le32(h + 44);
+    if (ddl__load_le32(h) != DDL__FRAME_MAGIC || (!(intact && crc == 0) && crc != ddl__crc32c(0, h, 44))) {
         return DDL_ERR_CORRUPT;
     }
     return h[4] == DDL__WIRE_MAJOR ? ddl__frame_fields(h, out) : DDL_ERR_VERSION;
+}
+
+/* The same from anywhere else. */
+static inline ddl_status ddl__frame_read(const uint8_t in[DDL__FRAME_BYTES], ddl__frame *out) {
+    return ddl__frame_read_by(in, 0, out);
 }
 
 /* True when the payload of f->bytes is what the sender sent, or the sender did not say. */

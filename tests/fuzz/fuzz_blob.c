@@ -120,7 +120,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     }
     ddl_status status = ddl__links_read(&context, table, offers);
     for (int32_t i = 0; i < WORLD && status == DDL_OK; i++) {
-        status = i == context.rank ? DDL_OK : ddl__link_choose(&context, i, offers + i * DDL__ENDPOINTS_MAX);
+        status = i == context.rank ? DDL_OK : ddl__link_choose(&context, i, &table[i], offers + i * DDL__ENDPOINTS_MAX);
     }
     if (status == DDL_OK) {
         fuzz_sound();

@@ -334,7 +334,8 @@ static void op_coll(fuzz *f) {
             (void)ddl_request_free(&s->request);
         }
     } else {
-        ddl__asked ask = ddl__asked_of(&d);
+        ddl__blocks blocks = ddl__blocks_of(&d);
+        ddl__asked ask = ddl__asked_of(&d, &blocks);
         (void)ddl__coll_icall(g, &ask, "fuzz", &s->request);
     }
     settle(s);

@@ -1,6 +1,7 @@
 /* Rounds through the rings of a set (plugins/shm/native_bulk.h), in place. N ranks walk through ROUNDS rounds with room
  * for ROOM of them; each posts, (with SPLIT) reduces and posts the result where its own part was, and takes. A rank may
- * die before any step, or the core give up; then all others are cancelled. Sleep and wake are in arrival.pml.
+ * die before any step, or the core give up; then all others are cancelled. Sleep and wake are in arrival.pml. COARSE, for
+ * three ranks, has fewer states: a rank looks at all others in one step, and all are cancelled at once.
  *
  * Checked: whoever reads a place reads the round that it means; nobody posts from a buffer that a result was written to;
  * nobody waits for ever.
@@ -15,6 +16,11 @@
 #ifndef ROOM
 #define ROOM 2
 #endif
+#ifdef COARSE
+#define STEPS atomic
+#else
+#define STEPS
+#endif
 #define AT(i, k) ((i) * ROOM + (k) % ROOM)
 
 byte given[N * ROOM];  /* round + 1 of what was posted there */
@@ -23,20 +29,33 @@ byte posted[N], reduced[N], taken[N];
 bit overwritten[N * ROUNDS];
 bit dead[N], cancelled[N];
 
-/* count and what are expressions with j in them. */
-inline all_counted(count, least, own) {
-    ok = 1;
-    j = 0;
-    do
-    :: j < N -> ok = ok && ((j == me && !own) || count >= least); j++
-    :: else -> break
-    od;
-    j = 0
-}
+#if N > 2
+#define THIRD(test) && (test)
+#else
+#define THIRD(test)
+#endif
+#define EACH(count, least) (count[0] >= (least) && count[1] >= (least) THIRD(count[2] >= (least)))
+#define OTHERS(count, least) ((me == 0 || count[0] >= (least)) && (me == 1 || count[1] >= (least)) \
+                              THIRD(me == 2 || count[2] >= (least)))
+#if defined(BUG_ROOM)
+#define CAN_POST (post < ROUNDS)
+#elif defined(BUG_OWN)
+#define CAN_POST (post < ROUNDS && (post < ROOM || OTHERS(taken, post + 1 - ROOM)))
+#else
+#define CAN_POST (post < ROUNDS && (post < ROOM || EACH(taken, post + 1 - ROOM)))
+#endif
+#define CAN_REDUCE (reduce < post && OTHERS(posted, reduce + 1))
+#if defined(SPLIT)
+#define CAN_TAKE (take < reduce && OTHERS(reduced, take + 1))
+#elif defined(BUG_INPLACE)
+#define CAN_TAKE (take < ROUNDS && OTHERS(posted, take + 1))
+#else
+#define CAN_TAKE (take < post && OTHERS(posted, take + 1))
+#endif
 
-/* One rank's place at a time. */
+/* One rank's place at a time; what is an expression with j in it. */
 inline check_each(what, k, own) {
-    do
+    STEPS { do
     :: atomic { j < N ->
         if
         :: j != me || own -> assert(what == k + 1)
@@ -44,99 +63,34 @@ inline check_each(what, k, own) {
         fi;
         j++ }
     :: atomic { j >= N -> j = 0; break }
-    od
+    od }
 }
 
-inline can_post() {
-    atomic {
-        ok = 1;
-#ifndef BUG_ROOM
-        if
-        :: post >= ROOM ->
-#ifdef BUG_OWN
-            all_counted(taken[j], post + 1 - ROOM, 0)
-#else
-            all_counted(taken[j], post + 1 - ROOM, 1)
-#endif
-        :: else
-        fi;
-#endif
-        ok = ok && post < ROUNDS
-    }
-}
-
-inline can_reduce() {
-    atomic { all_counted(posted[j], reduce + 1, 0); ok = ok && reduce < post }
-}
-
-inline can_take() {
-    atomic {
-#ifdef SPLIT
-        all_counted(reduced[j], take + 1, 0);
-        ok = ok && take < reduce
-#else
-        all_counted(posted[j], take + 1, 0);
-#ifndef BUG_INPLACE
-        ok = ok && take < post
-#endif
-#endif
-    }
-}
-
-#define ANY_NEWS (posted[0] + posted[1] + reduced[0] + reduced[1] + taken[0] + taken[1] + more != seen)
-#if N > 2
-#define more (posted[2] + reduced[2] + taken[2])
-#else
-#define more 0
-#endif
-
+/* Takes any step that it can; the real one tries them in turn. */
 proctype rank(byte me) {
-    byte j, post, reduce, take, seen;
-    bit ok, moved;
+    byte j, post, reduce, take;
     {
         do
-        :: take < ROUNDS && !cancelled[me] ->
-            atomic {
-                moved = 0;
-                seen = posted[0] + posted[1] + reduced[0] + reduced[1] + taken[0] + taken[1] + more
+        :: cancelled[me] || take == ROUNDS -> break
+        :: atomic { CAN_POST ->
+                assert(!overwritten[me * ROUNDS + post]);
+                given[AT(me, post)] = post + 1;
+                result[AT(me, post)] = 0
             };
-            can_post();
-            if
-            :: ok ->
-                atomic {
-                    assert(!overwritten[me * ROUNDS + post]);
-                    given[AT(me, post)] = post + 1;
-                    result[AT(me, post)] = 0
-                };
-                atomic { post++; posted[me] = post; moved = 1 }
-            :: else
-            fi;
+            atomic { post++; posted[me] = post }
 #ifdef SPLIT
-            can_reduce();
-            if
-            :: ok ->
-                check_each(given[AT(j, reduce)], reduce, 0);
-                result[AT(me, reduce)] = reduce + 1;
-                atomic { reduce++; reduced[me] = reduce; moved = 1 }
-            :: else
-            fi;
+        :: CAN_REDUCE ->
+            check_each(given[AT(j, reduce)], reduce, 0);
+            result[AT(me, reduce)] = reduce + 1;
+            atomic { reduce++; reduced[me] = reduce }
 #endif
-            if :: take < ROUNDS -> can_take() :: else -> ok = 0 fi;
-            if
-            :: ok ->
+        :: CAN_TAKE ->
 #ifdef SPLIT
-                check_each(result[AT(j, take)], take, 1);
+            check_each(result[AT(j, take)], take, 1);
 #else
-                check_each(given[AT(j, take)], take, 0);
+            check_each(given[AT(j, take)], take, 0);
 #endif
-                atomic { overwritten[me * ROUNDS + take] = 1; take++; taken[me] = take; moved = 1 }
-            :: else
-            fi;
-            if
-            :: moved
-            :: else -> (ANY_NEWS || cancelled[me])
-            fi
-        :: else -> break
+            atomic { overwritten[me * ROUNDS + take] = 1; take++; taken[me] = take }
         od
     } unless { dead[me] }
 }
@@ -149,10 +103,10 @@ active proctype core() {
     :: true -> select(victim : 0 .. (N - 1)); dead[victim] = 1
     fi;
     victim = 0;
-    do
+    STEPS { do
     :: victim < N -> cancelled[victim] = 1; victim++
     :: else -> break
-    od;
+    od };
 done:
     skip
 }
