@@ -1,4 +1,4 @@
-/* odd_transport: the template with one fault, which DDL_ODD_FAULT names. For tests/test_selftest.c, in a world of two
+/* odd_transport: the template with one fault, which DDL_TEST_ODD_FAULT names. For tests/test_selftest.c, in a world of two
  * only, the self-test's, so that a job of three over it works; and for tests/test_mac.c, in a job, somebody on the way
  * who changes messages of 1000 bytes and mends their checksums. */
 #include "../plugins/template/template.c"
@@ -9,7 +9,7 @@ static int odd_world;
 static int odd_is(const char *fault) { return odd_world == 2 && strcmp(odd_fault, fault) == 0; }
 
 static ddl_status odd_open(const ddl_host *host, const ddl_transport_params *params, void **out_self) {
-    const char *fault = host->setting(host, "ODD_FAULT");
+    const char *fault = host->setting(host, "TEST_ODD_FAULT");
     odd_world = params->world_size;
     snprintf(odd_fault, sizeof odd_fault, "%s", fault != NULL ? fault : "");
     return odd_is("memory") ? DDL_ERR_NOMEM : template_open(host, params, out_self);

@@ -34,7 +34,7 @@ static bool somebody(const char *fault, const char *mac, const char *check) {
     }
     setenv("DDL_PLUGIN_PATH", folder, 1);
     setenv("DDL_TRANSPORTS", "odd", 1);
-    setenv("DDL_ODD_FAULT", fault, 1);
+    setenv("DDL_TEST_ODD_FAULT", fault, 1);
     setenv("DDL_MAC", mac, 1);
     setenv("DDL_CHECK", check, 1);
     setenv("DDL_LOG", "none", 1);

@@ -37,7 +37,7 @@ static bool odd(const char *fault, const char *transports, const char *plugins) 
     }
     CHECK(made);
     setenv("DDL_PLUGIN_PATH", folder, 1);
-    setenv("DDL_ODD_FAULT", fault, 1);
+    setenv("DDL_TEST_ODD_FAULT", fault, 1);
     setenv("DDL_TRANSPORTS", transports, 1);
     setenv("DDL_PLUGINS", plugins, 1);
     return made;

@@ -195,18 +195,23 @@ def compressed_gradients_learn():
 
 @test
 def a_sixteenth_of_the_bytes_costs_five_percent():
-    """Error-fed codes; vectors, which go as they are, are among the bytes."""
+    """Error-fed codes; vectors, which go as they are, are among the bytes. The mean of three seeds: of one the loss is two
+    hundredths more or less, with each change of the text that is learned."""
+    codes, seeds = ("top-k --ratio 0.029", "gtop-k --ratio 0.029", "power --rank 2", "sign"), (1, 2, 3)
+    base, losses = [], {kind: [] for kind in codes}
     with scratch() as folder:
-        words = [*SMALL, *text(folder), *"--batch 4 --steps 200 --save 0 --eval 0".split()]
-        good(train(words, "--out", f"{folder}/none", ranks=2))
-        base = float(curve(f"{folder}/none")[-1]["held_out_loss"])
-        for kind in ("top-k --ratio 0.029", "gtop-k --ratio 0.029", "power --rank 2", "sign"):
-            out = good(train(words, "--compress", *kind.split(), "--fresh --out", f"{folder}/code", ranks=2))
-            loss = float(curve(f"{folder}/code")[-1]["held_out_loss"])
-            sent, whole = map(int, re.search(r"sent (\d+) bytes for gradients of (\d+)", out).groups())
-            print(f"     {kind}: 1/{whole / sent:.1f} of the bytes, {loss / base:.3f} of the loss")
-            check(whole > 500000 and 0 < 16 * sent <= whole, f"{kind}: it sends {sent} bytes of {whole}")
-            check(loss < 1.05 * base, f"{kind}: the loss is {loss}, without {base}")
+        for seed in seeds:
+            words = [*SMALL, *text(folder), *f"--batch 4 --steps 200 --save 0 --eval 0 --fresh --seed {seed}".split()]
+            good(train(words, "--out", f"{folder}/none", ranks=2))
+            base.append(float(curve(f"{folder}/none")[-1]["held_out_loss"]))
+            for kind in codes:
+                out = good(train(words, "--compress", *kind.split(), "--out", f"{folder}/code", ranks=2))
+                losses[kind].append(float(curve(f"{folder}/code")[-1]["held_out_loss"]))
+                sent, whole = map(int, re.search(r"sent (\d+) bytes for gradients of (\d+)", out).groups())
+                check(whole > 500000 and 0 < 16 * sent <= whole, f"{kind}: it sends {sent} bytes of {whole}")
+    for kind, got in losses.items():
+        print(f"     {kind}: {sum(got) / sum(base):.3f} of the loss")
+        check(sum(got) < 1.05 * sum(base), f"{kind}: the losses are {got}, without {base}")
 
 
 @test
