@@ -14,6 +14,7 @@
 #ifndef SHM_MEMORY_H
 #define SHM_MEMORY_H
 
+#include "copy.h"
 #include "segment.h"
 
 #define SHM_HUGE ((uint64_t)2 << 20)
@@ -311,7 +312,7 @@ static ddl_status shm_lent_move(shm *t, shm_lent *l, const void *set) {
         shm_place_give(t, offset, l->bytes);
         return DDL_ERR_NOMEM;
     }
-    memcpy(copy, l->at, (size_t)l->bytes);
+    shm_memcpy(copy, l->at, l->bytes);
     munmap(copy, (size_t)l->bytes);
     if (shm_place_map(t, offset, l->bytes, l->at) == NULL) {
         shm_place_give(t, offset, l->bytes);
@@ -413,7 +414,7 @@ static void *shm_reach(shm *t, uint64_t offset, uint64_t bytes) {
 static bool shm_copy_from_place(shm *t, void *to, uint64_t offset, uint64_t bytes) {
     const void *from = shm_reach(t, offset, bytes);
     if (from != NULL) {
-        memcpy(to, from, (size_t)bytes);
+        shm_memcpy(to, from, bytes);
         return true;
     }
     uint64_t done = 0;

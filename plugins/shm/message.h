@@ -432,7 +432,7 @@ static bool shm_copy_instead(shm *t, shm_link *l, ddl_message *m) {
     shm_copy *copy = shm_copy_of(t, m, m->payload_bytes);
     if (copy != NULL) {
         copy->message.payload = copy + 1;
-        memcpy(copy + 1, m->payload, (size_t)m->payload_bytes);
+        shm_memcpy(copy + 1, m->payload, m->payload_bytes);
     }
     shm_queue_replace(&l->waiting, m, copy != NULL ? &copy->message : NULL);
     return copy != NULL;
@@ -521,7 +521,7 @@ static bool shm_read_helped(shm *t, shm_link *l, shm_fetch *record, uint64_t at)
         bytes = bytes < l->bytes - done ? bytes : l->bytes - done;
         atomic_store_explicit(&h->taking, done + bytes, memory_order_relaxed); /* a hint */
         if (staged != NULL) {
-            memcpy(l->to + done, staged, (size_t)bytes);
+            shm_memcpy(l->to + done, staged, bytes);
         } else if (!shm_read_peer(t, l, l->to + done, at + done, bytes)) {
             return false;
         }
@@ -670,7 +670,7 @@ static bool shm_take_piece(shm *t, int32_t i, const uint8_t *record, uint64_t by
         return shm_damaged(t, i);
     }
     if (l->to != NULL) {
-        memcpy(l->to + l->done, record + SHM_LINED_AT, (size_t)(bytes - SHM_LINED_AT));
+        shm_memcpy(l->to + l->done, record + SHM_LINED_AT, bytes - SHM_LINED_AT);
     }
     l->done += bytes - SHM_LINED_AT;
     shm_ring_next(&l->in, bytes);

@@ -221,8 +221,8 @@ static bool shm_split_post(shm_set *set, shm_op *op) {
     uint8_t *to = shm_own_piece(set) + shm_ring_at(set, walk->position);
     const uint8_t *in = (const uint8_t *)op->call.in + walk->at;
     shm_part_range(shm_part_of_round(set, op, bytes), set->rank, bytes, &from, &length);
-    memcpy(to, in, from);
-    memcpy(to + from + length, in + from + length, bytes - from - length);
+    shm_memcpy(to, in, from);
+    shm_memcpy(to + from + length, in + from + length, bytes - from - length);
     shm_walk_on(set, op, walk, span);
     shm_publish(set, &set->own->posted, end);
     return true;
@@ -262,7 +262,7 @@ static bool shm_split_take(shm_set *set, shm_op *op) {
     uint64_t part = shm_part_of_round(set, op, bytes);
     for (int32_t j = 0; takes && j < set->count; j++) {
         shm_part_range(part, j, bytes, &from, &length);
-        memcpy((uint8_t *)op->call.out + walk->at + from, set->pieces[j] + ring + from, length);
+        shm_memcpy((uint8_t *)op->call.out + walk->at + from, set->pieces[j] + ring + from, length);
     }
     shm_walk_on(set, op, walk, span);
     shm_publish(set, &set->own->taken, end);

@@ -219,11 +219,11 @@ static void shm_post_edge(shm_set *set, const shm_op *op, const uint8_t *result,
                           uint64_t head, uint64_t tail) {
     uint8_t *ring = shm_own_piece(set) + shm_ring_at(set, op->post.position);
     if (from < head) {
-        memcpy(ring + from, result, from + bytes < head ? bytes : head - from);
+        shm_memcpy(ring + from, result, from + bytes < head ? bytes : head - from);
     }
     if (from + bytes > tail) {
         uint64_t skip = from < tail ? tail - from : 0;
-        memcpy(ring + shm_page(set) + (from + skip - tail), result + skip, bytes - skip);
+        shm_memcpy(ring + shm_page(set) + (from + skip - tail), result + skip, bytes - skip);
     }
 }
 
@@ -231,7 +231,7 @@ static void shm_post_edge(shm_set *set, const shm_op *op, const uint8_t *result,
 static void shm_take_edge(shm_set *set, const shm_op *op, uint64_t from, uint64_t to, uint64_t ring) {
     for (uint64_t at = from; at < to;) {
         uint64_t j = at / op->part, end = (j + 1) * op->part < to ? (j + 1) * op->part : to;
-        memcpy((uint8_t *)op->call.out + at, set->pieces[j] + ring + (at - from), end - at);
+        shm_memcpy((uint8_t *)op->call.out + at, set->pieces[j] + ring + (at - from), end - at);
         at = end;
     }
 }
@@ -252,7 +252,7 @@ static void shm_write_block(shm_set *set, shm_op *op, uint64_t at, uint64_t byte
     for (int32_t k = 1; k < set->count && from < to; k++) {
         int32_t j = set->rank + k < set->count ? set->rank + k : set->rank + k - set->count; /* not all to one */
         if (shm_has_out(op, j)) {
-            memcpy(set->peers[j].out + from, dst + (from - at), to - from);
+            shm_memcpy(set->peers[j].out + from, dst + (from - at), to - from);
         }
     }
 }

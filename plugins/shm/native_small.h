@@ -7,6 +7,7 @@
 #ifndef SHM_NATIVE_SMALL_H
 #define SHM_NATIVE_SMALL_H
 
+#include "copy.h"
 #include "native_set.h"
 
 #include <sched.h>
@@ -80,12 +81,12 @@ static inline uint64_t shm_given_bytes(const shm_set *set, const shm_op *op) {
 static inline void shm_give(const shm_set *set, const shm_op *op, uint8_t *to, uint64_t at, uint64_t bytes) {
     const uint8_t *in = op->call.in;
     if (!shm_kind_of(op)->parts) {
-        memcpy(to, in + at, bytes);
+        shm_memcpy(to, in + at, bytes);
         return;
     }
     for (int32_t j = 0; j < set->count; j++) {
         if (j != set->rank) {
-            memcpy(to + (uint64_t)j * bytes, in + (uint64_t)j * op->call.bytes + at, bytes);
+            shm_memcpy(to + (uint64_t)j * bytes, in + (uint64_t)j * op->call.bytes + at, bytes);
         }
     }
 }
@@ -98,7 +99,7 @@ static inline const uint8_t *shm_own_part(const shm_set *set, const shm_op *op, 
 
 static inline void shm_copy_bytes(void *to, const void *from, uint64_t bytes) {
     if (to != from) {
-        memcpy(to, from, bytes);
+        shm_memcpy(to, from, bytes);
     }
 }
 
@@ -138,7 +139,7 @@ static inline void shm_get(const shm_set *set, const shm_op *op, const uint8_t *
     } else if (k->takes == SHM_EACH && hi > 0) {
         shm_get_each(set, op, pieces, from, at, bytes);
     } else if (k->takes == SHM_FROM_THE_ROOT && hi > lo) {
-        memcpy((uint8_t *)op->call.out + at, pieces[lo] + from, bytes);
+        shm_memcpy((uint8_t *)op->call.out + at, pieces[lo] + from, bytes);
     } else if (k->takes == SHM_FROM_THE_ROOT && k->parts) {
         shm_copy_bytes((uint8_t *)op->call.out + at, shm_own_part(set, op, at), bytes);
     }
