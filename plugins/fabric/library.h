@@ -86,10 +86,6 @@ static int fabric_symbols(void *handle, fabric_library *out) {
  * them to receive into, which all connections share, instead of 4,096, ofi_rxm takes less memory than with its defaults
  * (tests/test_fabric_many.c). An adapter would pin them: there its defaults stay.
  *
- * "Passthru": ofi_rxm over sockets chooses the connection and no more; matching, reads and completions are tcp's own. A
- * message is not packed twice, and lands in our buffer without a copy: a third of the time less. Libraries that do not know
- * it go on as ever; ranks of both kinds tell each other apart by the protocol.
- *
  * Ports: the tcp provider listens where DDL_PORT_RANGE allows, so that a firewall may be closed but for these.
  *
  * They are set before libfabric is loaded. glibc orders setenv among threads, but not with a getenv at the same time:
@@ -99,7 +95,6 @@ static void fabric_library_variables(const char *port_range, int sockets) {
     setenv("FI_OFI_RXM_USE_SRX", "1", 0);
     setenv("FI_AV_REMOVE_CLEANUP", "1", 0);
     if (sockets) {
-        setenv("FI_OFI_RXM_ENABLE_PASSTHRU", "1", 0);
         setenv("FI_OFI_RXM_BUFFER_SIZE", FABRIC_SOCKETS_BUFFER, 0);
         setenv("FI_OFI_RXM_MSG_RX_SIZE", "512", 0);
         setenv("FI_OFI_RXM_EAGER_LIMIT", FABRIC_SOCKETS_EAGER, 0);
