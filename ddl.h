@@ -18016,6 +18016,17 @@ static int32_t ddl__device_owner(const ddl__device *d, const void *pointer) {
     return own > 0 ? d->number - d->index + own - 1 : own;
 }
 
+/* The device that is open and has such memory; NULL: it is ordinary, or nobody knows it. */
+static const ddl__device *ddl__device_that_owns(const ddl_context *c, const void *pointer) {
+    for (int32_t i = 0; c->devices != NULL && i < c->devices->count; i++) {
+        const ddl__device *d = &c->devices->list[i];
+        if (d->opened && ddl__device_owner(d, pointer) > 0) {
+            return d;
+        }
+    }
+    return NULL;
+}
+
 static ddl_status ddl__device_check_pointer(ddl_context *c, const ddl__device *d, const void *pointer,
                                             const char *what, const char *which) {
     int32_t owner = ddl__device_owner(d, pointer);
@@ -18037,21 +18048,18 @@ static ddl_status ddl__device_check_pointer(ddl_context *c, const ddl__device *d
  * a device is open. */
 static ddl_status ddl__device_check(ddl_context *c, int32_t number, const char *low, const char *high,
                                     const char *what, const char *which) {
-    ddl__device *d;
     if (number != DDL_HOST) {
+        ddl__device *d;
         DDL__TRY(ddl__device_get(c, number, what, &d));
         DDL__TRY(low < high ? ddl__device_check_pointer(c, d, low, what, which) : DDL_OK);
         return low < high ? ddl__device_check_pointer(c, d, high - 1, what, which) : DDL_OK;
     }
-    for (int32_t i = 0; c->devices != NULL && i < c->devices->count && low < high; i++) {
-        d = &c->devices->list[i];
-        if (d->opened && ddl__device_owner(d, low) > 0) {
-            return ddl__error(c, DDL_ERR_ARG, "%s: tensor `%s` is said to be in ordinary memory (DDL_HOST), but its "
-                              "memory at %p is of device %d", what, which, (const void *)low,
-                              ddl__device_owner(d, low));
-        }
+    const ddl__device *owner = low < high ? ddl__device_that_owns(c, low) : NULL;
+    if (owner == NULL) {
+        return DDL_OK;
     }
-    return DDL_OK;
+    return ddl__error(c, DDL_ERR_ARG, "%s: tensor `%s` is said to be in ordinary memory (DDL_HOST), but its memory at %p "
+                      "is of device %d", what, which, (const void *)low, ddl__device_owner(owner, low));
 }
 
 /* >>pinned */
@@ -21533,9 +21541,10 @@ static void ddl__p2p_group_free(ddl_group *g) {
  * what has come is taken without one. All else goes the long way, which finds everything as it was. */
 
 /* A view of which the long way would find nothing to say, in one piece: of one dimension a stride of 0 or 1 says so. */
-static bool ddl__is_plain(const ddl_tensor *t) {
+static bool ddl__is_plain(const ddl_context *c, const ddl_tensor *t) {
     return t->ndim == 1 && t->device == DDL_HOST && t->data != NULL && (t->strides[0] & ~INT64_C(1)) == 0 &&
-           t->shape[0] >= 0 && t->shape[0] <= INT32_MAX && ddl__dtype_bytes(t->dtype) > 0;
+           t->shape[0] >= 0 && t->shape[0] <= INT32_MAX && ddl__dtype_bytes(t->dtype) > 0 &&
+           (c->devices == NULL || ddl__device_that_owns(c, t->data) == NULL);
 }
 
 /* The transport keeps the message, or refused it: r becomes the request that it belongs to. */
@@ -21583,7 +21592,7 @@ static bool ddl__send_in_place(ddl_group *g, const ddl_tensor *t, int32_t peer, 
 static bool ddl__send_quick(ddl_group *g, const ddl_tensor *t, int32_t peer, int32_t tag, ddl_status *out_status) {
     ddl_context *c = g->context;
     ddl_request *r;
-    if (!ddl__is_plain(t) || peer < 0 || peer >= g->size || peer == g->rank || tag < 0 || c->aborted) {
+    if (!ddl__is_plain(c, t) || peer < 0 || peer >= g->size || peer == g->rank || tag < 0 || c->aborted) {
         return false;
     }
     uint64_t bytes = (uint64_t)t->shape[0] * ddl__dtype_bytes(t->dtype);
@@ -21726,7 +21735,7 @@ static bool ddl__recv_quick(ddl_group *g, const ddl_tensor *t, int32_t peer, int
                             ddl_status *out_status) {
     ddl_context *c = g->context;
     ddl_request *r;
-    if (!ddl__is_plain(t) || peer < DDL_ANY_SOURCE || peer >= g->size || tag < DDL_ANY_TAG || c->aborted) {
+    if (!ddl__is_plain(c, t) || peer < DDL_ANY_SOURCE || peer >= g->size || tag < DDL_ANY_TAG || c->aborted) {
         return false;
     }
     *out_status = DDL_OK;

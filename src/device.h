@@ -129,6 +129,17 @@ static int32_t ddl__device_owner(const ddl__device *d, const void *pointer) {
     return own > 0 ? d->number - d->index + own - 1 : own;
 }
 
+/* The device that is open and has such memory; NULL: it is ordinary, or nobody knows it. */
+static const ddl__device *ddl__device_that_owns(const ddl_context *c, const void *pointer) {
+    for (int32_t i = 0; c->devices != NULL && i < c->devices->count; i++) {
+        const ddl__device *d = &c->devices->list[i];
+        if (d->opened && ddl__device_owner(d, pointer) > 0) {
+            return d;
+        }
+    }
+    return NULL;
+}
+
 static ddl_status ddl__device_check_pointer(ddl_context *c, const ddl__device *d, const void *pointer,
                                             const char *what, const char *which) {
     int32_t owner = ddl__device_owner(d, pointer);
@@ -150,21 +161,18 @@ static ddl_status ddl__device_check_pointer(ddl_context *c, const ddl__device *d
  * a device is open. */
 static ddl_status ddl__device_check(ddl_context *c, int32_t number, const char *low, const char *high,
                                     const char *what, const char *which) {
-    ddl__device *d;
     if (number != DDL_HOST) {
+        ddl__device *d;
         DDL__TRY(ddl__device_get(c, number, what, &d));
         DDL__TRY(low < high ? ddl__device_check_pointer(c, d, low, what, which) : DDL_OK);
         return low < high ? ddl__device_check_pointer(c, d, high - 1, what, which) : DDL_OK;
     }
-    for (int32_t i = 0; c->devices != NULL && i < c->devices->count && low < high; i++) {
-        d = &c->devices->list[i];
-        if (d->opened && ddl__device_owner(d, low) > 0) {
-            return ddl__error(c, DDL_ERR_ARG, "%s: tensor `%s` is said to be in ordinary memory (DDL_HOST), but its "
-                              "memory at %p is of device %d", what, which, (const void *)low,
-                              ddl__device_owner(d, low));
-        }
+    const ddl__device *owner = low < high ? ddl__device_that_owns(c, low) : NULL;
+    if (owner == NULL) {
+        return DDL_OK;
     }
-    return DDL_OK;
+    return ddl__error(c, DDL_ERR_ARG, "%s: tensor `%s` is said to be in ordinary memory (DDL_HOST), but its memory at %p "
+                      "is of device %d", what, which, (const void *)low, ddl__device_owner(owner, low));
 }
 
 /* >>pinned */

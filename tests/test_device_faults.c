@@ -58,6 +58,30 @@ TEST(memory_that_is_elsewhere) {
     coll_leave(c);
 }
 
+/* The short way of blocking messages asks too. */
+static void mislabelled(int rank, int n, void *arg) {
+    ddl_context *c = coll_join(rank, n, (const coll_job *)arg);
+    REQUIRE(c != NULL);
+    float host[16] = {0};
+    ddl_tensor a = standin_tensor(c, 1, host, DDL_F32, 16), t = a, plain = ddl_tensor_1d(host, DDL_F32, 16);
+    t.device = DDL_HOST;
+    FAILS_WITH(ddl_send(ddl_world(c), t, 1 - rank, 3), DDL_ERR_ARG, "is of device 1");
+    FAILS_WITH(ddl_recv(ddl_world(c), t, 1 - rank, 3, NULL), DDL_ERR_ARG, "is of device 1");
+    host[5] = (float)rank + 1;
+    CHECK_EQ(ddl_send(ddl_world(c), plain, 1 - rank, 3), DDL_OK);
+    CHECK_EQ(ddl_recv(ddl_world(c), plain, 1 - rank, 3, NULL), DDL_OK);
+    CHECK(host[5] == (float)(1 - rank) + 1);
+    CHECK_EQ(ddl_tensor_free(c, &a), DDL_OK);
+    coll_leave(c);
+}
+
+TEST(memory_of_a_device_in_a_blocking_message) {
+    coll_job job;
+    standin("");
+    coll_job_make(&job);
+    ranks_threads(2, mislabelled, &job);
+}
+
 TEST(a_device_without_room) {
     ddl_context *c = alone();
     REQUIRE(c != NULL);

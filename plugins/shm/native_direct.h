@@ -197,26 +197,26 @@ static void shm_read_begin(shm_set *set, shm_op *op) {
 
 /* ---- write ---- */
 
-/* The bytes [0, head) and [tail, bytes) lie in pages that some output has not for itself. */
-static void shm_edges(const shm_set *set, const shm_op *op, uint64_t *head, uint64_t *tail) {
-    uint64_t behind = 0, page = shm_page(set);
-    *head = 0;
+/* The bytes [0, head) and [tail, bytes) lie in pages that some output has not for itself. Found once, as are the places:
+ * what is scribbled over the offers later changes nothing. */
+static void shm_edges(const shm_set *set, shm_op *op) {
+    uint64_t head = 0, behind = 0, page = shm_page(set);
     for (int32_t j = 0; j < set->count; j++) {
         if (shm_has_out(op, j)) {
             uint64_t first = shm_offer_of(set, op, j)->out - 1, before = (0 - first) % page;
             uint64_t after = (first + op->call.bytes) % page;
-            *head = before > *head ? before : *head;
+            head = before > head ? before : head;
             behind = after > behind ? after : behind;
         }
     }
-    *head = *head < op->call.bytes ? *head : op->call.bytes; /* all of it may lie in one large page */
-    *tail = behind < op->call.bytes ? op->call.bytes - behind : 0;
+    op->head = head < op->call.bytes ? head : op->call.bytes; /* all of it may lie in one large page */
+    op->tail = behind < op->call.bytes ? op->call.bytes - behind : 0;
 }
 
 /* Copies [from, from + bytes) of the result to the rings, as far as it belongs to an edge. The head has the first page
  * of the round, the tail the second. */
-static void shm_post_edge(shm_set *set, const shm_op *op, const uint8_t *result, uint64_t from, uint64_t bytes,
-                          uint64_t head, uint64_t tail) {
+static void shm_post_edge(shm_set *set, const shm_op *op, const uint8_t *result, uint64_t from, uint64_t bytes) {
+    uint64_t head = op->head, tail = op->tail;
     uint8_t *ring = shm_own_piece(set) + shm_ring_at(set, op->post.position);
     if (from < head) {
         shm_memcpy(ring + from, result, from + bytes < head ? bytes : head - from);
@@ -238,8 +238,7 @@ static void shm_take_edge(shm_set *set, const shm_op *op, uint64_t from, uint64_
 
 /* One block: reduced into the own output, or the root's, and copied from the cache to all others. */
 static void shm_write_block(shm_set *set, shm_op *op, uint64_t at, uint64_t bytes) {
-    uint64_t head, tail;
-    shm_edges(set, op, &head, &tail);
+    uint64_t head = op->head, tail = op->tail;
     bool has_out = shm_has_out(op, set->rank);
     uint8_t *scratch = shm_own_piece(set) + shm_ring_at(set, op->post.position) + 2 * shm_page(set);
     uint8_t *dst = has_out ? (uint8_t *)op->call.out + at : scratch;
@@ -247,7 +246,7 @@ static void shm_write_block(shm_set *set, shm_op *op, uint64_t at, uint64_t byte
         set->sources[j] = set->peers[j].in + at;
     }
     op->call.reduce(op->call.reduce_arg, dst, set->sources, set->count, bytes);
-    shm_post_edge(set, op, dst, at, bytes, head, tail);
+    shm_post_edge(set, op, dst, at, bytes);
     uint64_t from = at < head ? head : at, to = at + bytes > tail ? tail : at + bytes;
     for (int32_t k = 1; k < set->count && from < to; k++) {
         int32_t j = set->rank + k < set->count ? set->rank + k : set->rank + k - set->count; /* not all to one */
@@ -258,11 +257,10 @@ static void shm_write_block(shm_set *set, shm_op *op, uint64_t at, uint64_t byte
 }
 
 static void shm_take_edges(shm_set *set, shm_op *op) {
-    uint64_t head, tail, ring = shm_ring_at(set, op->post.position);
-    shm_edges(set, op, &head, &tail);
+    uint64_t ring = shm_ring_at(set, op->post.position);
     if (shm_has_out(op, set->rank)) {
-        shm_take_edge(set, op, 0, head, ring);
-        shm_take_edge(set, op, tail, op->call.bytes, ring + shm_page(set));
+        shm_take_edge(set, op, 0, op->head, ring);
+        shm_take_edge(set, op, op->tail, op->call.bytes, ring + shm_page(set));
     }
 }
 
@@ -302,10 +300,10 @@ static uint64_t shm_block_bytes(const shm_set *set) {
 /* A part holds both edges of the tensor, or there are none, so that an edge is in one part or in two. Room for a block
  * and both edges is taken from the ring. */
 static void shm_write_begin(shm_set *set, shm_op *op) {
-    uint64_t ranks = (uint64_t)set->count, block = shm_block_bytes(set), head, tail, from, length;
+    uint64_t ranks = (uint64_t)set->count, block = shm_block_bytes(set), from, length;
     uint64_t unit = shm_unit(op, block);
-    shm_edges(set, op, &head, &tail);
-    uint64_t least = head > 0 || tail < op->call.bytes ? 2 * shm_page(set) : unit;
+    shm_edges(set, op);
+    uint64_t least = op->head > 0 || op->tail < op->call.bytes ? 2 * shm_page(set) : unit;
     op->part = shm_round_to((op->call.bytes + ranks - 1) / ranks, unit);
     op->part = op->part < least ? shm_round_to(least, unit) : op->part;
     op->chunk = block / unit * unit;

@@ -78,6 +78,7 @@ typedef struct shm_op {
     uint64_t chunk, stride; /* bytes of a round: of the tensor (or of a part), and in the ring */
     uint64_t part;          /* of this rank, where each has one */
     uint64_t end;           /* position after the last round */
+    uint64_t head, tail;    /* of a result that is written directly: see shm_edges */
     shm_walk post, reduce, take;
 } shm_op;
 

@@ -7,9 +7,10 @@
 #include "match.h"
 
 /* A view of which the long way would find nothing to say, in one piece: of one dimension a stride of 0 or 1 says so. */
-static bool ddl__is_plain(const ddl_tensor *t) {
+static bool ddl__is_plain(const ddl_context *c, const ddl_tensor *t) {
     return t->ndim == 1 && t->device == DDL_HOST && t->data != NULL && (t->strides[0] & ~INT64_C(1)) == 0 &&
-           t->shape[0] >= 0 && t->shape[0] <= INT32_MAX && ddl__dtype_bytes(t->dtype) > 0;
+           t->shape[0] >= 0 && t->shape[0] <= INT32_MAX && ddl__dtype_bytes(t->dtype) > 0 &&
+           (c->devices == NULL || ddl__device_that_owns(c, t->data) == NULL);
 }
 
 /* The transport keeps the message, or refused it: r becomes the request that it belongs to. */
@@ -57,7 +58,7 @@ static bool ddl__send_in_place(ddl_group *g, const ddl_tensor *t, int32_t peer, 
 static bool ddl__send_quick(ddl_group *g, const ddl_tensor *t, int32_t peer, int32_t tag, ddl_status *out_status) {
     ddl_context *c = g->context;
     ddl_request *r;
-    if (!ddl__is_plain(t) || peer < 0 || peer >= g->size || peer == g->rank || tag < 0 || c->aborted) {
+    if (!ddl__is_plain(c, t) || peer < 0 || peer >= g->size || peer == g->rank || tag < 0 || c->aborted) {
         return false;
     }
     uint64_t bytes = (uint64_t)t->shape[0] * ddl__dtype_bytes(t->dtype);
@@ -200,7 +201,7 @@ static bool ddl__recv_quick(ddl_group *g, const ddl_tensor *t, int32_t peer, int
                             ddl_status *out_status) {
     ddl_context *c = g->context;
     ddl_request *r;
-    if (!ddl__is_plain(t) || peer < DDL_ANY_SOURCE || peer >= g->size || tag < DDL_ANY_TAG || c->aborted) {
+    if (!ddl__is_plain(c, t) || peer < DDL_ANY_SOURCE || peer >= g->size || tag < DDL_ANY_TAG || c->aborted) {
         return false;
     }
     *out_status = DDL_OK;
