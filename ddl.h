@@ -18058,8 +18058,8 @@ static ddl_status ddl__device_check(ddl_context *c, int32_t number, const char *
     if (owner == NULL) {
         return DDL_OK;
     }
-    return ddl__error(c, DDL_ERR_ARG, "%s: tensor `%s` is said to be in ordinary memory (DDL_HOST), but its memory at %p "
-                      "is of device %d", what, which, (const void *)low, ddl__device_owner(owner, low));
+    return ddl__error(c, DDL_ERR_ARG, "%s: tensor `%s` is said to be in ordinary memory (DDL_HOST), but its memory at "
+                      "%p is of device %d", what, which, (const void *)low, ddl__device_owner(owner, low));
 }
 
 /* >>pinned */
