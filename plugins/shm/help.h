@@ -108,7 +108,7 @@ static bool shm_help_stage(shm *t, shm_helper *own, shm_help *h, const void *pay
     }
     uint64_t at = next * SHM_HELP_PIECE, rest = bytes - at;
     shm_memcpy(own->window->pieces[next % SHM_HELP_PIECES], (const uint8_t *)payload + at,
-             rest < SHM_HELP_PIECE ? rest : SHM_HELP_PIECE);
+               rest < SHM_HELP_PIECE ? rest : SHM_HELP_PIECE);
     /* Release: the piece lies there. */
     atomic_store_explicit(&own->window->holds[next % SHM_HELP_PIECES], own->stamp + next, memory_order_release);
     own->next = next + 1;
