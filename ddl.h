@@ -3165,9 +3165,8 @@ DDL_API ddl_tensor ddl_tensor_1d(const void *data, ddl_dtype dtype, int64_t coun
     ddl__pair *at = (ddl__pair *)(void *)&t;
     at[0] = (ddl__pair){(uintptr_t)data, ddl__and_zero((int32_t)dtype)};
     at[1] = (ddl__pair){ddl__and_zero(1), (uint64_t)count};
-    for (size_t i = 2; i < sizeof t / sizeof *at; i++) {
-        at[i] = (ddl__pair){0, 0};
-    }
+    /* no loop: gcc makes "rep stos" of one, which takes 10 ns */
+    at[2] = at[3] = at[4] = at[5] = at[6] = at[7] = at[8] = (ddl__pair){0, 0};
     t.strides[DDL_MAX_DIMS - 1] = 0;
     return t;
 }

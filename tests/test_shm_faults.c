@@ -287,6 +287,12 @@ static void one_has_no_room(int rank, int n, void *arg) {
     host->alloc = choosy_alloc;
     ddl_group *world = ddl_world(c);
     CHECK_EQ(ddl_barrier(world), DDL_OK);
+    s->joining[rank] = 1;
+    for (int i = 0; i < n; i++) { /* the failure of one would end the barrier of another that has not seen its end */
+        while (!s->joining[i]) {
+            usleep(1000);
+        }
+    }
     if (rank == 0) { /* the others' operations queue up */
         usleep(200000);
     }

@@ -11,13 +11,10 @@
 #define SHM_STEPS 8
 
 #define SHM_LOOKS_CROWDED 4  /* before it is asked whether a rank that is missing needs this core */
-#define SHM_FAR_NS 120       /* a first look that takes longer has fetched the line from far: other cache, other socket */
-#define SHM_FAR_PAUSES 2     /* about 50 ns on x86 */
-#define SHM_LOOKS_MEASURED 64 /* one of so many */
 
 /* ---- beginning an operation ---- */
 
-static bool shm_is_small(const shm_set *set, const shm_op *op) { return shm_given_bytes(set, op) <= SHM_SLOT_BYTES; }
+static bool shm_is_small(const shm_op *op) { return op->given <= SHM_SLOT_BYTES; }
 
 static bool shm_staged_lay_out(shm_set *set, shm_op *op) {
     uint64_t parts = shm_kind_of(op)->parts ? (uint64_t)set->count : 1;
@@ -56,7 +53,7 @@ static inline bool shm_begin(shm_set *set, shm_op *op) {
     if ((!set->found && !shm_find_all(set)) || !shm_line_free(set, op)) {
         return false;
     }
-    if (shm_is_small(set, op)) {
+    if (shm_is_small(op)) {
         shm_small_begin(set, op);
     } else {
         shm_bulk_begin(set, op);
@@ -140,12 +137,13 @@ static ddl_status shm_native_start(void *self, void *set_, const ddl_native_call
     size_t fresh = offsetof(ddl_native_call, bytes); /* the core keeps the rest from call to call */
     shm_copy_words(&op->call, call, fresh);
     memcpy((uint8_t *)&op->call + fresh, (const uint8_t *)call + fresh, sizeof op->call - fresh);
+    op->given = shm_given_bytes(set, op);
     op->step = NULL;
     op->next = NULL;
     op->differs = -1;
     op->failure = DDL_OK;
-    op->ended = op->offered = op->looked = false;
-    if (!shm_is_small(set, op) && !shm_staged_lay_out(set, op)) {
+    op->ended = op->offered = false;
+    if (!shm_is_small(op) && !shm_staged_lay_out(set, op)) {
         shm_op_give_back(set, op);
         return DDL_ERR_UNSUPPORTED;
     }
@@ -158,38 +156,10 @@ static ddl_status shm_native_start(void *self, void *set_, const ddl_native_call
     return DDL_OK;
 }
 
-static inline void shm_pause(void) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-}
-
-/* The first look at the others' arrivals, when all come at about the same time. Who looks too early takes the line away
- * from the rank that is about to write it: that one first fetches it back, and the arrival comes a transfer later. Where
- * a transfer is long, about as long as one is waited. The others' cores are needed for that, so never when shared. */
-static void shm_look_first(shm_set *set, shm_op *op) {
-    const shm *t = set->t;
-    op->looked = true;
-    if (op->step != shm_small_step || shm_kind_of(op)->needs != SHM_ALL || t->crowded) {
-        return;
-    }
-    for (int32_t i = 0; i < set->patience; i++) {
-        shm_pause();
-    }
-    if (shm_in_line(shm_given_bytes(set, op)) && ++set->first_looks % SHM_LOOKS_MEASURED == 0) {
-        uint64_t before = t->host->now_ns(t->host);
-        shm_advance(set);
-        set->patience = t->host->now_ns(t->host) - before > SHM_FAR_NS ? SHM_FAR_PAUSES : 0;
-    }
-}
-
 static ddl_status shm_native_test(void *self, void *set_, void *op_, int32_t looks, int32_t *out_rank) {
     shm_set *set = set_;
     shm_op *op = op_;
     (void)self;
-    if (!op->looked && op == set->head) {
-        shm_look_first(set, op);
-    }
     for (int32_t k = 1; !op->ended; k++) {
         if (shm_advance(set) == SHM_STUCK && (op->differs >= 0 || op->failure != DDL_OK)) {
             *out_rank = op->differs;

@@ -107,11 +107,11 @@ static void shm_see(shm_set *set, uint64_t own) {
 static void shm_make_offer(shm_set *set, shm_op *op) {
     shm_offer offer = {0, 0, 0};
     if (shm_may_be_direct(op)) {
-        offer.in = shm_rank_gives(op, set->rank) ? shm_place_of(set->t, op->call.in, shm_given_bytes(set, op)) : 0;
+        offer.in = shm_rank_gives(op, set->rank) ? shm_place_of(set->t, op->call.in, op->given) : 0;
         offer.out = shm_writes(op) && shm_has_out(op, set->rank) ? shm_place_of(set->t, op->call.out, op->call.bytes) : 0;
     }
     if (offer.in > 0 || offer.out > 0 || set->needed > set->sees) {
-        uint64_t in = offer.in > 0 ? shm_offer_end(set->t, offer.in, shm_given_bytes(set, op)) : 0;
+        uint64_t in = offer.in > 0 ? shm_offer_end(set->t, offer.in, op->given) : 0;
         uint64_t out = offer.out > 0 ? shm_offer_end(set->t, offer.out, op->call.bytes) : 0;
         shm_see(set, in > out ? in : out);
     }
@@ -122,7 +122,7 @@ static void shm_make_offer(shm_set *set, shm_op *op) {
 
 /* Has everybody offered, in memory that everybody has mapped? */
 static bool shm_all_offered(shm_set *set, const shm_op *op) {
-    uint64_t need = 0, sees = UINT64_MAX, given = shm_given_bytes(set, op);
+    uint64_t need = 0, sees = UINT64_MAX, given = op->given;
     for (int32_t j = 0; j < set->count; j++) {
         shm_offer offer = *shm_offer_of(set, op, j);
         uint64_t in = shm_rank_gives(op, j) ? shm_offer_end(set->t, offer.in, given) : 0;
@@ -137,7 +137,7 @@ static bool shm_all_offered(shm_set *set, const shm_op *op) {
 
 /* Sees what this rank has to see. What a peer offered is checked by shm_reach. */
 static bool shm_look_at_all(shm_set *set, const shm_op *op) {
-    uint64_t given = shm_given_bytes(set, op);
+    uint64_t given = op->given;
     for (int32_t j = 0; j < set->count; j++) {
         shm_offer offer = *shm_offer_of(set, op, j);
         shm_member *peer = &set->peers[j];

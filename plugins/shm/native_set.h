@@ -68,12 +68,12 @@ typedef struct shm_op {
     ddl_native_call call;
     struct shm_op *next;
     shm_step step;          /* NULL: not begun */
+    uint64_t given;         /* bytes that a rank gives in all */
     int32_t awaited, until; /* arrivals of ranks awaited .. until - 1 are to be seen */
     int32_t differs;        /* this rank called something else, -1: none */
     ddl_status failure;
     bool ended;
     bool offered; /* others may write into out */
-    bool looked;  /* for arrivals, see shm_look_first */
     /* larger operations: native_bulk.h, native_direct.h */
     uint64_t chunk, stride; /* bytes of a round: of the tensor (or of a part), and in the ring */
     uint64_t part;          /* of this rank, where each has one */
@@ -97,7 +97,6 @@ typedef struct shm_set {
     int32_t entry, piece; /* in the directory, in staging */
     bool found;           /* the pieces of all */
     bool cancelled, left;
-    uint32_t first_looks; /* at arrivals of data that is in the line: some are measured */
     uint64_t ring_bytes;
     uint64_t floor;    /* every rank has ended all operations up to this one */
     uint64_t position; /* of the ring, where the next large operation begins */
@@ -105,7 +104,6 @@ typedef struct shm_set {
     uint64_t needed;   /* to see what was last offered */
     uint64_t unseen;   /* this much could not be mapped; UINT64_MAX: all could */
     uint32_t waited;   /* operations since then that would have needed it */
-    int32_t patience;  /* pauses before the first look at an arrival */
     shm_face *own;
     shm_op *head, **tail, *spare;
     const void **sources; /* for call.reduce */

@@ -152,7 +152,7 @@ static inline bool shm_in_line(uint64_t bytes) { return bytes <= SHM_LINE_DATA; 
 /* May this rank write the line of an operation, and the slot when it needs one: has everybody ended the operation that
  * they served? Usually known from the arrivals of later operations; else the ranks' own words are read. */
 static inline bool shm_line_free(shm_set *set, const shm_op *op) {
-    uint64_t sequence = op->call.sequence, ahead = shm_in_line(shm_given_bytes(set, op)) ? SHM_LINES : SHM_SLOTS;
+    uint64_t sequence = op->call.sequence, ahead = shm_in_line(op->given) ? SHM_LINES : SHM_SLOTS;
     if (sequence <= set->floor + ahead) {
         return true;
     }
@@ -178,6 +178,18 @@ static inline void shm_arrive(shm_set *set, const shm_op *op, uint64_t slot_byte
     shm_prefetch_write(&set->own->lines[(sequence + 1) % SHM_LINES]);
     for (uint64_t i = 0; i < slot_bytes; i += SHM_LINE) {
         shm_prefetch_write(slot + i);
+    }
+}
+
+/* Asks for the lines of the ranks that are awaited, so that they travel while the core does what follows a start. */
+static inline void shm_ask_for_arrivals(const shm_set *set, const shm_op *op) {
+    if (set->t->crowded) { /* most of them were written on this core */
+        return;
+    }
+    for (int32_t j = op->awaited; j < op->until; j++) {
+        if (j != set->rank) {
+            __builtin_prefetch(&shm_face_of(set, j)->lines[op->call.sequence % SHM_LINES]);
+        }
     }
 }
 
@@ -240,20 +252,20 @@ static int shm_small_step(shm_set *set, shm_op *op) {
     if (!shm_arrived(set, op)) {
         return SHM_STUCK;
     }
-    uint64_t at = shm_slot_at(op->call.sequence, shm_given_bytes(set, op));
+    uint64_t at = shm_slot_at(op->call.sequence, op->given);
     shm_get(set, op, set->pieces, at, op->call.bytes, 0, op->call.bytes);
     shm_tell_end(set, op);
     return SHM_ENDED;
 }
 
 static inline void shm_small_begin(shm_set *set, shm_op *op) {
-    uint64_t bytes = shm_given_bytes(set, op);
     if (shm_gives(set, op)) {
-        shm_give(set, op, shm_own_piece(set) + shm_slot_at(op->call.sequence, bytes), 0, op->call.bytes);
+        shm_give(set, op, shm_own_piece(set) + shm_slot_at(op->call.sequence, op->given), 0, op->call.bytes);
     }
     shm_needed(set, op, &op->awaited, &op->until);
     op->step = shm_small_step;
-    shm_arrive(set, op, shm_in_line(bytes) ? 0 : bytes);
+    shm_arrive(set, op, shm_in_line(op->given) ? 0 : op->given);
+    shm_ask_for_arrivals(set, op);
 }
 
 #endif /* SHM_NATIVE_SMALL_H */
