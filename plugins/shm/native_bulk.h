@@ -93,11 +93,12 @@ static int shm_bulk_end(shm_set *set, const shm_op *op) {
 
 /* ---- whole ---- */
 
-/* Four chunks at least, so that taking overlaps with posting, which it does not where ranks share cores. */
+/* Four chunks at least, so that taking overlaps with posting, which it does not where ranks share cores: there all parts
+ * of a round together are as large as one may be. */
 static uint64_t shm_whole_aim(const shm_set *set, const shm_op *op) {
     bool crowded = set->t->crowded;
     uint64_t aim = crowded ? op->call.bytes : op->call.bytes / 4, most = crowded ? SHM_CHUNK_CROWDED : SHM_CHUNK_MOST;
-    if (shm_kind_of(op)->parts) {
+    if (crowded && shm_kind_of(op)->parts) {
         most /= (uint64_t)set->count;
     }
     aim = aim < most ? aim : most;
