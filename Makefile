@@ -108,11 +108,14 @@ $(ARCHS):
 	@rm -f $B/archs-* && touch $@
 CUDA_TOOLKIT = $(shell $(NVCC) --version | sed -n 's/.*release \([0-9]*\)\.\([0-9]*\).*/\1 \2/p' | awk '{print 1000 * $$1 + 10 * $$2}')
 KERNELS = $(wildcard plugins/$*/*.cu)
+# all_reduce of 8 B through shm takes 0.20 us so and 0.23 with -O2. Who gives CFLAGS says how to optimize.
+OPTIMIZE_shm = -O3
+PLUGIN_OPTIMIZE = $(if $(filter file,$(origin CFLAGS)),$(OPTIMIZE_$*))
 plugins: $(patsubst %,$B/libddl-%.so,$(PLUGINS))
 $B/libddl-%.so: $$(wildcard plugins/$$*/*) ddl.h $$(if $$(and $(NVCC),$$(KERNELS)),$B/$$*.fatbin)
 	@mkdir -p $B
 	@rm -f $@
-	@flags="$$(cat plugins/$*/flags 2>/dev/null)$(if $(and $(NVCC),$(KERNELS)), -DCUDA_FATBIN=\"$B/$*.fatbin\" \
+	@flags="$(PLUGIN_OPTIMIZE) $$(cat plugins/$*/flags 2>/dev/null)$(if $(and $(NVCC),$(KERNELS)), -DCUDA_FATBIN=\"$B/$*.fatbin\" \
 	    -DCUDA_TOOLKIT=$(CUDA_TOOLKIT))"; \
 	if [ -n "$(KERNELS)" ] && [ -z "$(NVCC)" ]; then echo "plugin $* is left out: nvcc is not here" | tee $B/$*.missing; \
 	elif $(CC) $(BASE) $$flags -E plugins/$*/*.c >/dev/null 2>$B/$*.missing; then \

@@ -289,7 +289,7 @@ static void one_has_no_room(int rank, int n, void *arg) {
     CHECK_EQ(ddl_barrier(world), DDL_OK);
     s->joining[rank] = 1;
     for (int i = 0; i < n; i++) { /* the failure of one would end the barrier of another that has not seen its end */
-        while (!s->joining[i]) {
+        for (int ms = 0; !s->joining[i] && ms < 10000; ms++) {
             usleep(1000);
         }
     }

@@ -69,7 +69,7 @@ static inline int shm_advance(shm_set *set) {
     if (set->cancelled || op->differs >= 0) {
         return SHM_STUCK;
     }
-    if (op->step == NULL) { /* and no look at the others yet: see shm_look_first */
+    if (op->step == NULL) {
         return shm_begin(set, op) ? SHM_MOVED : SHM_STUCK;
     }
     int what = op->step(set, op);

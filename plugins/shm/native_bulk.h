@@ -19,6 +19,7 @@
 #define SHM_CHUNK_LEAST 4096u
 #define SHM_CHUNK_MOST (32u << 10)
 #define SHM_CHUNK_CROWDED (512u << 10)
+#define SHM_PARTS_MOST (128u << 10) /* of a round, all parts together; SHM_CHUNK_CROWDED where ranks share cores */
 #define SHM_AHEAD 2 /* rounds that a rank posts before it takes */
 #define SHM_WHOLE_CROWDED (2u << 20) /* of all_reduce: see shm_splits */
 #define SHM_WHOLE_RANKS 8            /* of reduce */
@@ -93,13 +94,13 @@ static int shm_bulk_end(shm_set *set, const shm_op *op) {
 
 /* ---- whole ---- */
 
-/* Four chunks at least, so that taking overlaps with posting, which it does not where ranks share cores: there all parts
- * of a round together are as large as one may be. */
+/* Four chunks at least, so that taking overlaps with posting, which it does not where ranks share cores. */
 static uint64_t shm_whole_aim(const shm_set *set, const shm_op *op) {
     bool crowded = set->t->crowded;
     uint64_t aim = crowded ? op->call.bytes : op->call.bytes / 4, most = crowded ? SHM_CHUNK_CROWDED : SHM_CHUNK_MOST;
-    if (crowded && shm_kind_of(op)->parts) {
-        most /= (uint64_t)set->count;
+    if (shm_kind_of(op)->parts) {
+        uint64_t part = (crowded ? SHM_CHUNK_CROWDED : SHM_PARTS_MOST) / (uint64_t)set->count;
+        most = part < most ? part : most;
     }
     aim = aim < most ? aim : most;
     return aim < SHM_CHUNK_LEAST ? SHM_CHUNK_LEAST : aim;

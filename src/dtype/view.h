@@ -22,7 +22,7 @@ DDL_API ddl_tensor ddl_tensor_nd(const void *data, ddl_dtype dtype, int32_t ndim
 /* A view is copied into each call, 16 bytes at a time. Loads that wide wait until narrower stores have reached the
  * cache, some 15 ns for each view, a tenth of a small call; so it is stored in the same width. */
 typedef uint64_t ddl__pair DDL__VECTOR(16);
-_Static_assert(offsetof(ddl_tensor, shape) == 24 && sizeof(ddl_tensor) == 152, "the pairs below are the members");
+_Static_assert(offsetof(ddl_tensor, shape) == 24 && sizeof(ddl_tensor) == 152, "the pairs below are all members");
 
 /* Two 32-bit members, the second of which, behind the first, is 0. */
 static inline uint64_t ddl__and_zero(int32_t first) { return (uint32_t)first; }
