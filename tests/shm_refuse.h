@@ -15,6 +15,7 @@ static struct {
     int memfd, truncate, allocate, map, seal; /* so many calls from now one fails; 0: none */
     void (*at_read)(void);                    /* runs in the middle of a process_vm_readv */
     int read_error;                           /* which it then gives */
+    int stumbled;                             /* reads of a payload at a distance where strings stumble */
     void (*at_yield)(void);                   /* what others do when the core is given away */
     int on_core;                              /* it is said to run on this one, less one; 0: the truth is said */
 } faults;
@@ -39,6 +40,8 @@ static void *test_mmap(void *at, size_t bytes, int protection, int flags, int fd
 }
 static ssize_t test_process_vm_readv(pid_t pid, const struct iovec *local, unsigned long local_count,
                                      const struct iovec *remote, unsigned long remote_count, unsigned long flags) {
+    uintptr_t distance = (uintptr_t)local[0].iov_base - (uintptr_t)remote[0].iov_base;
+    faults.stumbled += local[0].iov_len > 8 && distance % 4096 - 1 < 31;
     if (faults.at_read != NULL && local[0].iov_len > 8) {
         struct iovec half = {local[0].iov_base, local[0].iov_len / 2};
         process_vm_readv(pid, &half, 1, remote, 1, flags);

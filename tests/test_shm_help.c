@@ -235,3 +235,48 @@ TEST(without_memory_for_a_window_the_receiver_reads_alone) {
     letter_free(&l[1]);
     end(e, 2);
 }
+
+static _Alignas(4096) uint8_t from_page[BYTES], to_page[BYTES + 16];
+
+static ddl_status land_in_page(const ddl_host *host, int32_t peer, const uint8_t *header, uint64_t *out_bytes,
+                               void **out_to, void **out_token) {
+    ddl_status status = mini_land(host, peer, header, out_bytes, out_to, out_token);
+    *out_to = to_page + 16;
+    return status;
+}
+
+static void landed_in_page(const ddl_host *host, int32_t peer, void *token, ddl_status status) {
+    memcpy(of(host)->landing[peer], to_page + 16, BYTES);
+    mini_landed(host, peer, token, status); /* compares it */
+}
+
+/* A payload at the start of a page lands 16 bytes into one, as it does with malloc: faults.stumbled counts. */
+static void read_from_a_page(bool avoids, bool has_memory) {
+    static endpoint e[2];
+    letter l;
+    begin(e, 2, 0);
+    shm_messages *m = ((shm *)e[1].self)->messages;
+    m->stumbles = avoids;
+    e[1].host.land = land_in_page;
+    e[1].host.landed = landed_in_page;
+    memset(to_page, 0xee, sizeof to_page);
+    faults.stumbled = 0;
+    CHECK_EQ(post_in(&e[0], 1, &l, BYTES, from_page), DDL_IN_PROGRESS);
+    e[1].fail_alloc = has_memory ? 0 : e[1].allocs + 1;
+    DRIVE(e, 2, e[1].arrived[0] == 1 && l.returned) {}
+    CHECK(play.reads > 1);
+    CHECK_EQ(m->aside != NULL, avoids);
+    end(e, 2);
+}
+
+TEST(the_kernel_is_not_asked_to_copy_where_strings_stumble) {
+    read_from_a_page(false, true);
+    CHECK(faults.stumbled > 1);
+    read_from_a_page(true, true);
+    CHECK_EQ(faults.stumbled, 0);
+}
+
+TEST(while_no_memory_for_a_place_aside_can_be_had_it_is) {
+    read_from_a_page(true, false);
+    CHECK_EQ(faults.stumbled, 1); /* the next time there is some */
+}

@@ -40,6 +40,17 @@ static inline bool shm_strings_stumble(const void *to, const void *from) {
     return ((uintptr_t)to - (uintptr_t)from) % 4096 - 1 < 31;
 }
 
+/* Whether this processor may be one of those. Here our own copies avoid it anywhere, at no cost; the kernel's do not, and to
+ * avoid it for them costs a copy. */
+static bool shm_may_stumble(void) {
+#if defined(__x86_64__)
+    unsigned a, b = 0, c = 0, d = 0;
+    return __get_cpuid(0, &a, &b, &c, &d) != 0 && b == 0x68747541u && d == 0x69746e65u && c == 0x444d4163u; /* AuthenticAMD */
+#else
+    return false;
+#endif
+}
+
 /* As memcpy. */
 static inline void shm_memcpy(void *to, const void *from, uint64_t bytes) {
 #if defined(__x86_64__)
