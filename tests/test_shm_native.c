@@ -365,7 +365,7 @@ TEST(queues_and_delays_threads) {
 
 /* Rings so small that ranks wait for room in them at every step, and in another order each time. */
 TEST(little_room) {
-    setenv("SHM_STAGING_BYTES", "64K", 1);
+    setenv("SHM_STAGING_BYTES", "128K", 1);
     for (int n = 2; n <= 4; n++) {
         sweep s = {.most = 1 << 20, .queued = 2, .rounds = 300, .delays = true};
         run_sweep(n, &s, false);

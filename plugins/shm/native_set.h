@@ -5,7 +5,7 @@
  *     ended, posted, reduced, taken   counters that only grow, a cache line pair each; a reader waits for "at least"
  *     cancelled                       this rank has given an operation up: what it showed may not be believed any more
  *     lines                           arrivals, by sequence modulo SHM_LINES; up to 104 bytes of data with them
- *     slots                           up to 4 KiB of data that came with a line, by sequence modulo SHM_SLOTS
+ *     slots                           up to 8 KiB of data that came with a line, by sequence modulo SHM_SLOTS
  *     ring                            larger data, by position modulo its size (native_bulk.h)
  *
  * A piece is dealt out anew when every other rank of the set has left it too, or is dead: a rank that was stopped in
@@ -24,9 +24,9 @@
 #define SHM_LINES 128
 #define SHM_SLOTS 8 /* the same, of data that no line holds */
 #define SHM_LINE_DATA 104
-#define SHM_SLOT_BYTES 4096
-#define SHM_PIECES 8        /* that staging is cut into; one is 64 KiB at least */
-#define SHM_PIECE_LEAST (64u << 10)
+#define SHM_SLOT_BYTES 8192 /* data beyond goes in rounds, each of which is a switch where ranks share cores */
+#define SHM_PIECES 8        /* that staging is cut into; one is 128 KiB at least */
+#define SHM_PIECE_LEAST (128u << 10)
 #define SHM_OPS 16          /* that a set has ready; more are allocated when more are queued at once */
 #define SHM_PAIR 128        /* cache lines are fetched in pairs */
 

@@ -46,7 +46,7 @@
 #define SHM_PAGE 4096u
 #define SHM_LINE 64 /* bytes of a cache line */
 #define SHM_RING_BYTES (64u << 10)
-#define SHM_STAGING_BYTES (7u << 19) /* with the window of help.h at most 4 MiB */
+#define SHM_STAGING_BYTES (119u << 15) /* with the window of help.h at most 4 MiB */
 #define SHM_ARENAS_MAX ((uint64_t)16 << 40)
 #define SHM_COMMIT_STEP ((uint64_t)32 << 20) /* a signal undoes what one fallocate has done so far */
 #define SHM_ASK_BYTES (1u << 20)             /* from here on what a control group allows is asked before memory is taken */
@@ -266,7 +266,7 @@ static bool shm_address_make(shm *t) {
     a->staging_bytes = SHM_STAGING_BYTES;
     a->arena_bytes = shm_arena_offer();
     return shm_setting_bytes(t, "SHM_RING_BYTES", 16u << 10, 16u << 20, SHM_PAGE, &a->ring_bytes) &&
-           shm_setting_bytes(t, "SHM_STAGING_BYTES", 64u << 10, 1u << 30, SHM_PAGE, &a->staging_bytes) &&
+           shm_setting_bytes(t, "SHM_STAGING_BYTES", 128u << 10, 1u << 30, SHM_PAGE, &a->staging_bytes) &&
            shm_setting_bytes(t, "SHM_ARENA_BYTES", 64u << 20, SHM_ARENAS_MAX, 2u << 20, &a->arena_bytes) &&
            shm_setting_switch(t, "SHM_CMA", &t->may_fetch);
 }
