@@ -250,33 +250,46 @@ static void landed_in_page(const ddl_host *host, int32_t peer, void *token, ddl_
     mini_landed(host, peer, token, status); /* compares it */
 }
 
-/* A payload at the start of a page lands 16 bytes into one, as it does with malloc: faults.stumbled counts. */
-static void read_from_a_page(bool avoids, bool has_memory) {
+/* A payload at the start of a page lands 16 bytes into one, as it does with malloc: faults.stumbled counts. recall_at: see
+ * play; error: what all reads of payloads give, 0: none. */
+static void read_from_a_page(bool avoids, bool has_memory, int recall_at, int error) {
     static endpoint e[2];
     letter l;
     begin(e, 2, 0);
     shm_messages *m = ((shm *)e[1].self)->messages;
     m->stumbles = avoids;
+    play.letter = &l;
+    play.recall_at = recall_at;
     e[1].host.land = land_in_page;
     e[1].host.landed = landed_in_page;
     memset(to_page, 0xee, sizeof to_page);
     faults.stumbled = 0;
+    faults.read_error = error;
     CHECK_EQ(post_in(&e[0], 1, &l, BYTES, from_page), DDL_IN_PROGRESS);
     e[1].fail_alloc = has_memory ? 0 : e[1].allocs + 1;
-    DRIVE(e, 2, e[1].arrived[0] == 1 && l.returned) {}
-    CHECK(play.reads > 1);
+    DRIVE(e, 2, e[1].arrived[0] == 1 && (l.returned || recall_at > 0)) {}
+    CHECK(play.reads > 0);
     CHECK_EQ(m->aside != NULL, avoids);
+    faults.read_error = 0;
     end(e, 2);
 }
 
 TEST(the_kernel_is_not_asked_to_copy_where_strings_stumble) {
-    read_from_a_page(false, true);
+    read_from_a_page(false, true, 0, 0);
     CHECK(faults.stumbled > 1);
-    read_from_a_page(true, true);
+    read_from_a_page(true, true, 0, 0);
     CHECK_EQ(faults.stumbled, 0);
 }
 
-TEST(while_no_memory_for_a_place_aside_can_be_had_it_is) {
-    read_from_a_page(true, false);
+TEST(it_is_once_more_where_there_is_no_memory_for_a_place_aside) {
+    read_from_a_page(true, false, 0, 0);
     CHECK_EQ(faults.stumbled, 1); /* the next time there is some */
 }
+
+TEST(what_is_read_aside_may_be_taken_back_in_the_middle) {
+    for (int recall_at = 1; recall_at <= PIECES; recall_at += 8) {
+        read_from_a_page(true, true, recall_at, 0);
+    }
+}
+
+TEST(what_cannot_be_read_aside_is_lent) { read_from_a_page(true, true, 0, EPERM); }

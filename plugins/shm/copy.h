@@ -40,12 +40,18 @@ static inline bool shm_strings_stumble(const void *to, const void *from) {
     return ((uintptr_t)to - (uintptr_t)from) % 4096 - 1 < 31;
 }
 
-/* Whether this processor may be one of those. Here our own copies avoid it anywhere, at no cost; the kernel's do not, and to
- * avoid it for them costs a copy. */
+/* Whether this processor is one of those, by its family. Our own copies avoid it on any, at no cost; the kernel's do not,
+ * and to avoid it for them costs a copy. */
 static bool shm_may_stumble(void) {
 #if defined(__x86_64__)
-    unsigned a, b = 0, c = 0, d = 0;
-    return __get_cpuid(0, &a, &b, &c, &d) != 0 && b == 0x68747541u && d == 0x69746e65u && c == 0x444d4163u; /* AuthenticAMD */
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    char maker[13] = "";
+    __get_cpuid(0, &a, &b, &c, &d);
+    memcpy(maker, &b, 4);
+    memcpy(maker + 4, &d, 4);
+    memcpy(maker + 8, &c, 4);
+    unsigned family = __get_cpuid(1, &a, &b, &c, &d) != 0 ? (a >> 8 & 15u) + (a >> 20 & 255u) : 0;
+    return strcmp(maker, "AuthenticAMD") == 0 && family == 0x19;
 #else
     return false;
 #endif

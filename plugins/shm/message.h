@@ -479,9 +479,9 @@ static bool shm_read_peer(const shm *t, shm_link *l, void *to, uint64_t at, uint
     return same;
 }
 
-/* The kernel's copy stumbles where memcpy does, and arrays of one size that malloc gave in a row lie so: what is read into
- * one from a peer's other goes to a place of ours first, as far into its page as it comes from. ping_pong of 128 KiB: 33
- * us, or 14 so. Returns as shm_read_peer. */
+/* The kernel's copy stumbles where memcpy does, and arrays of a few pages that malloc gave in a row lie so. What is read
+ * into one from a peer's other goes to a place of ours first, as far into its page as where it comes from. ping_pong of
+ * 128 KiB: 33 us, or 14 so. Returns as shm_read_peer. */
 static bool shm_read_aside(shm *t, shm_link *l, uint8_t *to, uint64_t at, uint64_t bytes) {
     shm_messages *m = t->messages;
     if (m->aside == NULL && (m->aside = t->host->alloc(t->host, SHM_HELP_PIECE + 2 * SHM_PAGE)) == NULL) {

@@ -14,7 +14,12 @@
 
 /* ---- beginning an operation ---- */
 
-static bool shm_is_small(const shm_op *op) { return op->given <= SHM_SLOT_BYTES; }
+/* From three ranks with a core each on, as much as half a slot; see shm_splits. */
+static uint64_t shm_small_most(const shm_set *set) {
+    return set->count > 2 && !set->t->crowded ? SHM_SLOT_BYTES / 2 : SHM_SLOT_BYTES;
+}
+
+static bool shm_is_small(const shm_set *set, const shm_op *op) { return op->given <= shm_small_most(set); }
 
 static bool shm_staged_lay_out(shm_set *set, shm_op *op) {
     uint64_t parts = shm_kind_of(op)->parts ? (uint64_t)set->count : 1;
@@ -53,7 +58,7 @@ static inline bool shm_begin(shm_set *set, shm_op *op) {
     if ((!set->found && !shm_find_all(set)) || !shm_line_free(set, op)) {
         return false;
     }
-    if (shm_is_small(op)) {
+    if (shm_is_small(set, op)) {
         shm_small_begin(set, op);
     } else {
         shm_bulk_begin(set, op);
@@ -117,10 +122,10 @@ static uint64_t shm_native_cost_ns(void *self, void *set_, int32_t kind, uint64_
     (void)self;
     bool known = kind >= DDL_BARRIER && kind <= DDL_EXSCAN;
     uint64_t ranks = (uint64_t)set->count, all = known && shm_kinds[kind].parts ? bytes * ranks : bytes;
-    if (!known || (all > SHM_SLOT_BYTES && !shm_has_room(set))) {
+    if (!known || (all > shm_small_most(set) && !shm_has_room(set))) {
         return 0;
     }
-    return 100 + 40 * ranks + (all <= SHM_SLOT_BYTES ? all * ranks / 20 : 1000 + all * ranks / 12);
+    return 100 + 40 * ranks + (all <= shm_small_most(set) ? all * ranks / 20 : 1000 + all * ranks / 12);
 }
 
 /* What does not fit is not asked for: see shm_native_cost_ns. */
@@ -143,7 +148,7 @@ static ddl_status shm_native_start(void *self, void *set_, const ddl_native_call
     op->differs = -1;
     op->failure = DDL_OK;
     op->ended = op->offered = false;
-    if (!shm_is_small(op) && !shm_staged_lay_out(set, op)) {
+    if (!shm_is_small(set, op) && !shm_staged_lay_out(set, op)) {
         shm_op_give_back(set, op);
         return DDL_ERR_UNSUPPORTED;
     }

@@ -24,7 +24,7 @@
 #define SHM_LINES 128
 #define SHM_SLOTS 8 /* the same, of data that no line holds */
 #define SHM_LINE_DATA 104
-#define SHM_SLOT_BYTES 8192 /* data beyond goes in rounds, each of which is a switch where ranks share cores */
+#define SHM_SLOT_BYTES 8192 /* rounds cost switches where ranks share cores: 8 KiB of 4 ranks 11 us, or 5 in a slot */
 #define SHM_PIECES 8        /* that staging is cut into; one is 128 KiB at least */
 #define SHM_PIECE_LEAST (128u << 10)
 #define SHM_OPS 16          /* that a set has ready; more are allocated when more are queued at once */

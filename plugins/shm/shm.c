@@ -6,7 +6,7 @@
  *
  * Settings, the same on all ranks of a host (ranks whose sizes differ reach each other in another way):
  *     DDL_SHM_RING_BYTES      64K   of the ring that each pair has in each direction
- *     DDL_SHM_STAGING_BYTES   3808K per rank, for collectives of ordinary memory
+ *     DDL_SHM_STAGING_BYTES   3776K per rank, for collectives of ordinary memory
  *     DDL_SHM_ARENA_BYTES     RAM   room for ddl_tensor_alloc, per rank; address space only
  * and of each rank alone:
  *     DDL_SHM_CMA             1     0: never read the memory of a peer (process_vm_readv)
