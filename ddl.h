@@ -17059,7 +17059,7 @@ enum {
     DDL__LOOKS_SHORTLY = 4096,
     DDL__YIELDS_SHORTLY = 8,
     DDL__SPINS_ALONE = 64, /* looks at memory before the core is given away */
-    DDL__SPINS_CROWDED = 4, /* the same when ranks share cores; with 16 two that answer each other stayed on one core */
+    DDL__SPINS_CROWDED = 4, /* the same when ranks share cores; 16: ping_pong of 16 MiB, 4 ranks, 2.9 -> 4.5 ms */
     DDL__SPINS_CALLS = 8, /* the same when the kernel is asked, which is as dear as to give the core away */
     DDL__DEVICE_LOOK_NS = 50000, /* the longest sleep while a device copies */
     DDL__SLEEP_MS = 50         /* the longest sleep: timers are looked at this often */
