@@ -268,7 +268,7 @@ static void read_from_a_page(bool avoids, bool has_memory, int recall_at, int er
     CHECK_EQ(post_in(&e[0], 1, &l, BYTES, from_page), DDL_IN_PROGRESS);
     e[1].fail_alloc = has_memory ? 0 : e[1].allocs + 1;
     DRIVE(e, 2, e[1].arrived[0] == 1 && (l.returned || recall_at > 0)) {}
-    CHECK(play.reads > 0);
+    CHECK(play.reads > 0 && play.reads >= recall_at);
     CHECK_EQ(m->aside != NULL, avoids);
     faults.read_error = 0;
     end(e, 2);
