@@ -1564,7 +1564,7 @@ enum {
     DDL_TRANSPORT_EVENT = 1u << 7,   /* and ddl_native_call.event: the events are of the device in the same plugin */
     DDL_TRANSPORT_BLIND = 1u << 4, /* does not notice that another host is gone: the core watches it over TCP as well */
     /* Its receivers read large payloads from the sender: the next message of a transfer is sent while one is read, and
-     * one of up to 256 KiB without asking before. */
+     * one of up to 1 MiB without asking before. */
     DDL_TRANSPORT_PULLS = 1u << 8,
     /* What arrives is what the peer wrote: memory of this host alone. Headers then need no checksum and may come
      * without (unless DDL_CHECK=payload or DDL_MAC asks for it); damage by the peer itself is still looked for. */
@@ -20607,7 +20607,7 @@ static bool ddl__fetch_accept(ddl_context *c, ddl_request *r, const ddl__offer *
 /* p2p, fourth part: which message meets which receive, and how its bytes travel.
  *
  *     eager       P2P(tag, total, data)                       up to 64 KiB, while the receiver's window lasts; over
- *                                                             DDL_TRANSPORT_PULLS up to 256 KiB, one at a time
+ *                                                             DDL_TRANSPORT_PULLS up to 1 MiB, one at a time
  *     rendezvous  RTS(tag, total, cookie) -> CTS(cookies, window) -> DATA(cookie) ...   frames of up to 1 MiB
  *     open        DATA(cookie) ...   more than 64 KiB, to a receive whose cookie came by another message
  *
@@ -20619,7 +20619,7 @@ static bool ddl__fetch_accept(ddl_context *c, ddl_request *r, const ddl__offer *
 
 enum {
     DDL__P2P_EAGER_BYTES = 64 * 1024,
-    DDL__P2P_PULLED_BYTES = 256 * 1024, /* where receivers read, and nothing is in the window */
+    DDL__P2P_PULLED_BYTES = 1024 * 1024, /* where receivers read, and nothing is in the window */
     DDL__TAG_LIST_BITS = 15 /* of the tags of making a group: hash of the name, then of the list */
 };
 #define DDL__RIVAL_NS (1000 * DDL__NS_PER_MS)

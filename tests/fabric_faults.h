@@ -8,15 +8,15 @@
 
 enum {
     CALL_GETINFO, CALL_DUPINFO, CALL_FABRIC, CALL_DOMAIN, CALL_AV_OPEN, CALL_CQ_OPEN, CALL_ENDPOINT, CALL_EP_BIND,
-    CALL_ENABLE, CALL_CONTROL, CALL_GETNAME, CALL_AV_INSERT, CALL_AV_REMOVE, CALL_MR_REG, CALL_RECV, CALL_SEND,
-    CALL_INJECT, CALL_READ, CALL_CQ_READ, CALL_CQ_READERR, CALL_TRYWAIT, CALL_CLOSE, CALL_EQ_OPEN, CALL_EQ_READ,
+    CALL_ENABLE, CALL_CONTROL, CALL_GETNAME, CALL_AV_INSERT, CALL_AV_LOOKUP, CALL_AV_REMOVE, CALL_MR_REG, CALL_RECV,
+    CALL_SEND, CALL_INJECT, CALL_READ, CALL_CQ_READ, CALL_CQ_READERR, CALL_TRYWAIT, CALL_CLOSE, CALL_EQ_OPEN, CALL_EQ_READ,
     CALL_EQ_READERR, CALL_MR_BIND, CALL_MR_ENABLE, CALLS
 };
 
 static const char *const call_names[CALLS] = {
     "fi_getinfo", "fi_dupinfo", "fi_fabric", "fi_domain", "fi_av_open", "fi_cq_open", "fi_endpoint", "fi_ep_bind",
-    "fi_enable", "fi_control", "fi_getname", "fi_av_insert", "fi_av_remove", "fi_mr_reg", "fi_trecv", "fi_tsend",
-    "fi_tinject", "fi_read", "fi_cq_read", "fi_cq_readerr", "fi_trywait", "fi_close", "fi_eq_open", "fi_eq_read",
+    "fi_enable", "fi_control", "fi_getname", "fi_av_insert", "fi_av_lookup", "fi_av_remove", "fi_mr_reg", "fi_trecv",
+    "fi_tsend", "fi_tinject", "fi_read", "fi_cq_read", "fi_cq_readerr", "fi_trywait", "fi_close", "fi_eq_open", "fi_eq_read",
     "fi_eq_readerr", "fi_mr_bind", "fi_mr_enable"};
 
 static struct {
@@ -109,6 +109,7 @@ static int faulty_close(struct fid *fid) {
 #define fi_control(fid, command, arg) CALL_OR_FAIL(CALL_CONTROL, fi_control(fid, command, arg))
 #define fi_getname(fid, to, bytes) CALL_OR_FAIL(CALL_GETNAME, fi_getname(fid, to, bytes))
 #define fi_av_insert(av, a, n, to, f, c) CALL_OR_FAIL(CALL_AV_INSERT, fi_av_insert(av, a, n, to, f, c))
+#define fi_av_lookup(av, a, name, n) CALL_OR_FAIL(CALL_AV_LOOKUP, fi_av_lookup(av, a, name, n))
 #define fi_av_remove(av, a, n, f) CALL_OR_FAIL(CALL_AV_REMOVE, fi_av_remove(av, a, n, f))
 #define fi_mr_reg(d, b, n, a, o, k, f, m, c) OPEN_OR_FAIL(CALL_MR_REG, fi_mr_reg(d, b, n, a, o, k, f, m, c))
 #define fi_trecv(ep, b, n, d, at, t, i, c) CALL_OR_FAIL(CALL_RECV, fi_trecv(ep, b, n, d, at, t, i, c))

@@ -17,6 +17,12 @@ static ddl_status mini_deliver(const ddl_host *host, int32_t peer, const uint8_t
 
 static fabric_self *self_of(const endpoint *e) { return e->self; }
 
+/* The endpoint that an endpoint reads payloads by. */
+static struct fid_ep *reads_by(endpoint *e) {
+    CHECK(!fabric_reads_apart(self_of(e)) || fabric_readers_open(self_of(e)));
+    return fabric_reader(self_of(e), 0)->ep;
+}
+
 static const char *world_detail = "tcp";
 
 static void endpoint_prepare(endpoint *e, int rank, const char *detail, const char *first, const char *second) {
@@ -69,6 +75,16 @@ static endpoint *world_open(int n, const char *first, const char *second) {
     return e;
 }
 
+static struct fi_ops_rma *real_rma;
+
+/* The provider takes so many reads, then none for now. */
+static int reads_allowed;
+
+static ssize_t held_read(struct fid_ep *ep, void *buf, size_t len, void *desc, fi_addr_t at, uint64_t address,
+                         uint64_t key, void *context) {
+    return reads_allowed-- > 0 ? real_rma->read(ep, buf, len, desc, at, address, key, context) : -FI_EAGAIN;
+}
+
 static const uint64_t sizes[] = {0, 1, 47, 48, 4095, 16304, 16305, 32768, 0, 32769, 65537, 300001, 1 << 20, 3, 131072};
 enum { SIZES = sizeof sizes / sizeof sizes[0] };
 
@@ -109,6 +125,11 @@ static void exchange_in(endpoint *e, int n, int rounds) {
         }
     }
     free(letters);
+}
+
+static void world_end(endpoint *e, int n) {
+    world_close(e, n);
+    free(e);
 }
 
 #endif

@@ -7,11 +7,6 @@
  * tests/run: variants=gcc,asan,valgrind timeout=150 */
 #include "fabric_host.h"
 
-static void world_end(endpoint *e, int n) {
-    world_close(e, n);
-    free(e);
-}
-
 static void exchange(int n, const char *first, const char *second) {
     NEED_LIBFABRIC();
     endpoint *e = world_open(n, first, second);
@@ -152,7 +147,6 @@ TEST(a_small_limit_of_locked_memory_is_told_with_the_remedy) {
 /* ---- operations that fail: the tables of libfabric are replaced under the plugin ---- */
 
 static struct fi_ops_tagged *real_msg;
-static struct fi_ops_rma *real_rma;
 static int call_number, fail_every;
 static ssize_t fail_with;
 
@@ -175,19 +169,11 @@ static ssize_t flaky_read(struct fid_ep *ep, void *buf, size_t len, void *desc, 
     return ++call_number % fail_every == 0 ? fail_with : real_rma->read(ep, buf, len, desc, at, address, key, context);
 }
 
-/* The provider takes so many reads, then none for now. */
-static int reads_allowed;
-
-static ssize_t held_read(struct fid_ep *ep, void *buf, size_t len, void *desc, fi_addr_t at, uint64_t address,
-                         uint64_t key, void *context) {
-    return reads_allowed-- > 0 ? real_rma->read(ep, buf, len, desc, at, address, key, context) : -FI_EAGAIN;
-}
-
 static void exchange_flaky(int every, ssize_t with, int messages, int reads) {
     NEED_LIBFABRIC();
     endpoint *e = world_open(3, NULL, NULL);
     struct fi_ops_tagged msg = *(real_msg = self_of(&e[0])->rails[0].ep->tagged);
-    struct fi_ops_rma rma = *(real_rma = self_of(&e[0])->rails[0].ep->rma);
+    struct fi_ops_rma rma = *(real_rma = reads_by(&e[0])->rma);
     call_number = 0;
     fail_every = every;
     fail_with = with;
@@ -197,12 +183,12 @@ static void exchange_flaky(int every, ssize_t with, int messages, int reads) {
     rma.read = flaky_read;
     for (int i = 0; i < 3; i++) {
         self_of(&e[i])->rails[0].ep->tagged = messages ? &msg : real_msg;
-        self_of(&e[i])->rails[0].ep->rma = reads ? &rma : real_rma;
+        reads_by(&e[i])->rma = reads ? &rma : real_rma;
     }
     exchange_in(e, 3, 2);
     for (int i = 0; i < 3; i++) {
         self_of(&e[i])->rails[0].ep->tagged = real_msg;
-        self_of(&e[i])->rails[0].ep->rma = real_rma;
+        reads_by(&e[i])->rma = real_rma;
     }
     world_end(e, 3);
 }
@@ -316,12 +302,12 @@ TEST(an_idle_endpoint_sleeps) {
 TEST(an_endpoint_whose_reads_are_not_taken_sleeps) {
     NEED_LIBFABRIC();
     endpoint *e = world_open(2, NULL, NULL);
-    struct fi_ops_rma rma = *(real_rma = self_of(&e[1])->rails[0].ep->rma);
+    struct fi_ops_rma rma = *(real_rma = reads_by(&e[1])->rma);
     letter l;
     int fd = -1, asleep = 0;
     rma.read = held_read;
     reads_allowed = 0;
-    self_of(&e[1])->rails[0].ep->rma = &rma;
+    reads_by(&e[1])->rma = &rma;
     CHECK_EQ(post(&e[0], 1, &l, 1 << 20), DDL_IN_PROGRESS);
     DRIVE(e, 2, reads_allowed < 0) {}
     int before = reads_allowed;
@@ -334,7 +320,7 @@ TEST(an_endpoint_whose_reads_are_not_taken_sleeps) {
     }
     CHECK(asleep > 10);
     CHECK(reads_allowed < before); /* it was tried again */
-    self_of(&e[1])->rails[0].ep->rma = real_rma;
+    reads_by(&e[1])->rma = real_rma;
     DRIVE(e, 2, e[1].arrived[0] == 1 && l.returned == 1) {}
     letter_free(&l);
     world_end(e, 2);
@@ -416,12 +402,12 @@ static void cut_before(int goodbye) {
     post(&e[0], 1, &first, 8);
     DRIVE(e, 2, e[1].arrived[0] == 1) {}
     struct fi_ops_tagged msg = *(real_msg = self_of(&e[1])->rails[0].ep->tagged);
-    struct fi_ops_rma rma = *(real_rma = self_of(&e[1])->rails[0].ep->rma);
+    struct fi_ops_rma rma = *(real_rma = reads_by(&e[1])->rma);
     rma.read = careful_read;
     msg.send = careful_send;
     msg.inject = careful_inject;
     to_nobody = 0;
-    self_of(&e[1])->rails[0].ep->rma = &rma;
+    reads_by(&e[1])->rma = &rma;
     self_of(&e[1])->rails[0].ep->tagged = &msg;
     if (goodbye) {
         fabric_push_bye(e[0].self, self_of(&e[0])->peers[1].link);
@@ -437,7 +423,7 @@ static void cut_before(int goodbye) {
     }
     CHECK_EQ(to_nobody, 0);
     CHECK_EQ(e[1].lost[0], 1);
-    self_of(&e[1])->rails[0].ep->rma = real_rma;
+    reads_by(&e[1])->rma = real_rma;
     self_of(&e[1])->rails[0].ep->tagged = real_msg;
     fabric_transport.peer_dead(e[0].self, 1);
     letter_free(&first);
@@ -596,117 +582,6 @@ TEST(words_said_before_close_arrive_before_the_loss) {
     world_end(e, 2);
 }
 
-/* The receiver does not look: the sender gets its memory back all the same, scribbles over it, and what arrives is what
- * was sent. */
-static void recall_of(uint64_t bytes, const char *setting) {
-    NEED_LIBFABRIC();
-    endpoint *e = world_open(2, setting, NULL);
-    letter first, l;
-    post(&e[0], 1, &first, 8);
-    DRIVE(e, 2, e[1].arrived[0] == 1) {}
-    CHECK_EQ(post(&e[0], 1, &l, bytes), DDL_IN_PROGRESS);
-    double start = test_now_s();
-    fabric_transport.recall(e[0].self, 1, &l.message);
-    CHECK(test_now_s() - start < 1 * test_slow());
-    memset(l.payload, 0x11, bytes);
-    DRIVE(e, 2, e[1].arrived[0] == 2) {}
-    CHECK_EQ(l.returned, 0);
-    CHECK_EQ(e[1].lost[0], 0);
-    free(l.payload);
-    letter_free(&first);
-    post(&e[0], 1, &first, 400000);
-    DRIVE(e, 2, e[1].arrived[0] == 3 && first.returned == first.borrowed) {}
-    letter_free(&first);
-    world_end(e, 2);
-}
-
-TEST(recall_of_an_offer) { recall_of(1 << 20, NULL); }
-TEST(recall_of_what_goes_in_pieces) { recall_of(1 << 20, "FABRIC_FORCE_NO_RMA=1"); }
-
-/* A landing's memory is wanted back half-way: what has come stays, what comes goes elsewhere, the old memory is left
- * alone. */
-static void redirect_of(const char *first, const char *second, int reads) {
-    NEED_LIBFABRIC();
-    enum { BYTES = 2 << 20 };
-    endpoint *e = world_open(2, first, second);
-    struct fi_ops_rma rma = *(real_rma = self_of(&e[1])->rails[0].ep->rma);
-    letter l;
-    rma.read = held_read;
-    reads_allowed = reads;
-    self_of(&e[1])->rails[0].ep->rma = &rma;
-    CHECK_EQ(post(&e[0], 1, &l, BYTES), DDL_IN_PROGRESS);
-    DRIVE(e, 2, e[1].landing[0] != NULL && reads_allowed < 0 && self_of(&e[1])->peers[0].link->reads == 0) {}
-    uint8_t *old = e[1].landing[0], *elsewhere = malloc(BYTES);
-    uint64_t touched = 0, wrong = 0;
-    fabric_transport.redirect(e[1].self, 0, &e, NULL); /* of another token: nothing */
-    fabric_transport.redirect(e[1].self, 0, old, elsewhere);
-    memcpy(elsewhere, old, BYTES);
-    memset(old, 0x33, BYTES);
-    e[1].discard = 1; /* what is in the old memory is not looked at */
-    self_of(&e[1])->rails[0].ep->rma = real_rma;
-    DRIVE(e, 2, e[1].arrived[0] == 1 && l.returned == 1) {
-        for (int k = 0; k < BYTES && e[1].landing[0] == old; k += 97) {
-            touched += old[k] != 0x33;
-        }
-    }
-    for (uint64_t i = 0; i < BYTES; i++) {
-        wrong += elsewhere[i] != pattern(0, 0, i);
-    }
-    CHECK_EQ(touched, 0u);
-    CHECK_EQ(wrong, 0u);
-    CHECK_EQ(e[1].lost[0] + e[0].lost[1], 0);
-    letter_free(&l);
-    free(elsewhere);
-    world_end(e, 2);
-}
-
-TEST(redirect_of_what_goes_in_pieces) { redirect_of("FABRIC_FORCE_NO_RMA=1", NULL, -1); }
-TEST(redirect_of_what_is_read_by_way_of_our_memory) { redirect_of(NULL, NULL, 3); }
-TEST(redirect_of_what_an_adapter_has_read_in_part) { redirect_of("FABRIC_FORCE_MR=local", "FABRIC_FORCE_MAX_MESSAGE=64K", 3); }
-
-void __lsan_disable(void) __attribute__((weak)); /* NULL where there is no sanitizer */
-void __lsan_enable(void) __attribute__((weak));
-
-/* A sender stops while a part of its payload is on the way, and is declared dead. Everything comes back at once; libfabric
- * 1.17 crashes when such a connection is closed, so it is not. */
-TEST(a_sender_that_stopped_in_the_middle_of_a_read_can_be_declared_dead) {
-    NEED_LIBFABRIC();
-    enum { BYTES = 16 << 20 };
-    endpoint *e = world_open(2, NULL, NULL);
-    letter l;
-    if (__lsan_disable) {
-        __lsan_disable(); /* of the connection that stays */
-    }
-    self_of(&e[1])->read_bytes = BYTES / 4; /* more than a socket holds */
-    post(&e[0], 1, &l, BYTES);
-    DRIVE(e, 2, e[1].landing[0] != NULL && self_of(&e[1])->peers[0].link->reads > 0) {}
-    for (int i = 0; i < 8; i++) { /* it answers as far as the socket takes it, and stops */
-        fabric_transport.progress(e[0].self, -1);
-    }
-    for (int i = 0; i < 8; i++) {
-        fabric_transport.progress(e[1].self, -1);
-    }
-    CHECK(self_of(&e[1])->peers[0].link->reads > 0);
-    double start = test_now_s();
-    fabric_transport.peer_dead(e[1].self, 0);
-    CHECK(test_now_s() - start < 1 * test_slow());
-    CHECK(e[1].landing[0] == NULL);
-    CHECK(!e[1].failed);
-    fabric_transport.peer_dead(e[0].self, 1);
-    letter_free(&l);
-    static fabric_self kept; /* for valgrind: what is left is in use */
-    kept = *self_of(&e[1]);
-    int left = kept.dangling;
-    fabric_transport.close(e[1].self);
-    e[1].self = NULL;
-    CHECK_EQ(e[1].blocks > 0, left); /* libfabric may still write to its receives */
-    e[1].blocks = 0;
-    world_end(e, 2);
-    if (__lsan_enable) {
-        __lsan_enable();
-    }
-}
-
 /* EFA calls abort() over an error of no operation's where no queue of events is bound: one is, and what comes by it is
  * told. Other providers get none. */
 TEST(errors_of_no_operation_are_told) {
@@ -759,14 +634,14 @@ static void completions_are_dropped(int failing) {
     NEED_LIBFABRIC();
     endpoint *e = world_open(3, "FABRIC_FORCE_MR=local", "FABRIC_FORCE_NO_INJECT=1");
     fabric_self *s = self_of(&e[1]);
-    struct fi_ops_rma rma = *(real_rma = s->rails[0].ep->rma);
+    struct fi_ops_rma rma = *(real_rma = reads_by(&e[1])->rma);
     struct fi_ops_tagged msg = *(real_msg = s->rails[0].ep->tagged);
     letter l, lost[3], last, back;
     free(s->rails[0].info->fabric_attr->prov_name);
     s->rails[0].info->fabric_attr->prov_name = strdup("efa");
     rma.read = lost_read;
     msg.send = lost_send;
-    s->rails[0].ep->rma = &rma;
+    reads_by(&e[1])->rma = &rma;
     post(&e[0], 1, &l, 1 << 20);
     DRIVE(e, 3, s->peers[0].link != NULL && s->peers[0].link->reads > 0 && s->peers[0].link->sends == 0) {}
     int before = send_buffers(&e[1]);
@@ -788,7 +663,7 @@ static void completions_are_dropped(int failing) {
     } else {
         CHECK_EQ(send_buffers(&e[1]), before);
         CHECK_EQ(s->peers[0].link->reads + s->peers[0].link->sends, 0);
-        s->rails[0].ep->rma = real_rma;
+        reads_by(&e[1])->rma = real_rma;
         post(&e[1], 2, &last, 300000);
         post(&e[2], 1, &back, 300000);
         DRIVE(e, 3, e[2].arrived[1] == 1 && e[1].arrived[2] == 1 && last.returned == 1 && back.returned == 1) {}

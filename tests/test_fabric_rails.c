@@ -42,16 +42,19 @@ TEST(all_parts_of_a_payload_take_turns_on_two_rails) {
     letter first, l;
     post(&e[0], 1, &first, 8);
     DRIVE(e, 2, e[1].arrived[0] == 1) {}
-    struct fi_ops_rma rma = *(real_rma = reader->rails[0].ep->rma);
+    CHECK(fabric_readers_open(reader));
+    fabric_rail *r = &reader->readers[0];
+    struct fi_ops_rma rma = *(real_rma = r->ep->rma);
     rma.read = rail_read;
     rail_reads[0] = rail_reads[1] = rail_wrong = 0;
-    reader->rails[0].ep->rma = &rma;
-    struct fi_ops_cq cq = *(real_cq = reader->rails[0].cq->ops);
+    r->ep->rma = &rma;
+    struct fi_ops_cq cq = *(real_cq = r->cq->ops);
     cq.read = one_completion;
     cq_turn = 0;
-    reader->rails[0].cq->ops = &cq;
-    reader->read_bytes = RAIL_PART;
+    r->cq->ops = &cq;
+    reader->max_read = RAIL_PART;
     reader->rails[1] = reader->rails[0];
+    reader->readers[1] = *r;
     reader->peers[0].at[1] = reader->peers[0].at[0];
     reader->rail_count = 2;
     CHECK_EQ(post(&e[0], 1, &l, RAIL_PARTS * RAIL_PART), DDL_IN_PROGRESS);
@@ -60,8 +63,8 @@ TEST(all_parts_of_a_payload_take_turns_on_two_rails) {
     CHECK_EQ(rail_reads[1], RAIL_PARTS / 2);
     CHECK_EQ(rail_wrong, 0);
     reader->rail_count = 1;
-    reader->rails[0].cq->ops = real_cq;
-    reader->rails[0].ep->rma = real_rma;
+    r->cq->ops = real_cq;
+    r->ep->rma = real_rma;
     letter_free(&first);
     letter_free(&l);
     world_close(e, 2);

@@ -1,6 +1,6 @@
 /* Of a long message over a transport whose receivers read (DDL_TRANSPORT_PULLS) the next part is offered while one is
  * read; over TCP one part is under way at a time. All bytes come, in order, both ways at once. A send that is given up with
- * two parts under way gives its memory back.
+ * two parts under way gives its memory back. A message of up to 1 MiB comes before it is asked for, one at a time.
  * tests/run: variants=gcc,asan timeout=60 */
 #define DDL_IMPLEMENTATION
 #include "coll.h"
@@ -71,11 +71,50 @@ static void given_up(ddl_context *c, int rank, pull *w) {
     CHECK_EQ(ddl_barrier(ddl_world(c)), DDL_OK);
 }
 
+static uint64_t unexpected(ddl_context *c) {
+    ddl_stats stats = {0};
+    ddl_stats_get(c, &stats);
+    return stats.unexpected_bytes;
+}
+
+/* Two messages of 1 MiB that nobody has asked for: where receivers read, the first one is there; of the second, the word. */
+static void unasked(ddl_context *c, int rank, bool pulls) {
+    enum { MANY = (1 << 20) / 4 };
+    static int32_t data[2][2][MANY], word[2];
+    ddl_group *g = ddl_world(c);
+    ddl_request *r[2];
+    int32_t wrong = 0;
+    if (rank == 0) {
+        for (int k = 0; k < 2; k++) {
+            for (int32_t i = 0; i < MANY; i++) {
+                data[0][k][i] = value(k, i);
+            }
+            CHECK_EQ(ddl_isend(g, ddl_tensor_1d(data[0][k], DDL_I32, MANY), 1, k, &r[k]), DDL_OK);
+        }
+        CHECK_EQ(ddl_send(g, ddl_tensor_1d(&word[0], DDL_I32, 1), 1, 9), DDL_OK);
+        CHECK_EQ(ddl_wait_all(r, 2, NULL), DDL_OK);
+    } else {
+        CHECK_EQ(ddl_recv(g, ddl_tensor_1d(&word[1], DDL_I32, 1), 0, 9, NULL), DDL_OK);
+        uint64_t here = unexpected(c);
+        CHECK(pulls ? here >= 1 << 20 && here < 2 << 20 : here < 1 << 20);
+        for (int k = 1; k >= 0; k--) {
+            memset(data[1][k], 0xee, sizeof data[1][k]);
+            CHECK_EQ(ddl_recv(g, ddl_tensor_1d(data[1][k], DDL_I32, MANY), 0, k, NULL), DDL_OK);
+            for (int32_t i = 0; i < MANY; i++) {
+                wrong += data[1][k][i] != value(k, i);
+            }
+        }
+        CHECK_EQ(wrong, 0);
+        CHECK_EQ(unexpected(c), 0);
+    }
+}
+
 static void rank_main(int rank, int n, void *arg) {
     pull *w = arg;
     ddl_context *c = coll_join(rank, n, &w->job);
     REQUIRE(c != NULL);
     both_ways(c, rank, w);
+    unasked(c, rank, w->pulls);
     if (w->pulls) { /* over TCP the kernel may have taken all */
         given_up(c, rank, w);
     }

@@ -2,7 +2,7 @@
  *
  *     cc -std=c11 -O2 -fPIC -shared -fvisibility=hidden -o libddl-fabric.so plugins/fabric/fabric.c
  *
- * Read library.h, state.h, memory.h, cache.h, link.h, message.h, receive.h, device.h, wait.h, select.h in this order; this file is the
+ * Read library.h, state.h, memory.h, cache.h, rail.h, link.h, message.h, receive.h, device.h, wait.h, select.h in this order; this file is the
  * settings and the table. DDL_TRANSPORTS=fabric, fabric:tcp, fabric:verbs or fabric:efa uses it.
  *
  * A message of up to 32 KiB is copied into registered buffers of 16 KiB and sent (over sockets 256, in one); of a larger one
@@ -133,7 +133,7 @@ static int fabric_settings_read(fabric_self *s) {
     s->force_no_wait = fabric_setting_on(host, "FABRIC_FORCE_NO_WAIT");
     s->force_events = fabric_setting_on(host, "FABRIC_FORCE_EVENTS");
     s->offer_bytes = UINT64_MAX; /* as the provider is: fabric_attributes */
-    s->read_bytes = FABRIC_READ_BYTES;
+    s->readers_left = FABRIC_READERS;
     s->max_read = 1u << 30;
     s->cache.most = FABRIC_REGIONS;
     s->cache.most_bytes = FABRIC_REGION_BYTES;
@@ -165,7 +165,7 @@ static void fabric_attributes(fabric_self *s) {
     int rxm = strstr(info->fabric_attr->prov_name, ";ofi_rxm") != NULL;
     uint64_t whole = rxm ? fabric_library_eager() : s->max_read;
     whole = whole < s->max_read ? whole : s->max_read;
-    if (sockets && fabric_bounces(s) && s->offer_bytes == UINT64_MAX && s->rail_count == 1 &&
+    if (sockets && fabric_reads_apart(s) && s->offer_bytes == UINT64_MAX && s->rail_count == 1 &&
         whole >= FABRIC_LARGE_BYTES + FABRIC_HEADS_BYTES) {
         s->large_bytes = FABRIC_LARGE_BYTES + FABRIC_HEADS_BYTES;
     }
@@ -192,8 +192,11 @@ static void fabric_tell_port(fabric_self *s, int32_t rail, const void *name, siz
 static ddl_status fabric_address_make(fabric_self *s) {
     fabric_address *a = &s->address;
     const struct fi_info *info = s->rails[0].info;
-    a->version = 2;
+    a->version = 3;
     a->has_rma = !s->force_no_rma && (info->caps & FI_RMA) != 0;
+    if (fabric_reads_apart(s) && !fabric_provider_is(info, "tcp")) {
+        a->has_rma = 0; /* reads of another may go on by a thread of its own: see fabric_readers_abandon */
+    }
     snprintf(a->provider, sizeof a->provider, "%s", info->fabric_attr->prov_name);
     a->protocol = info->ep_attr->protocol;
     a->slot_bytes = (uint32_t)s->slot_bytes;
@@ -373,21 +376,9 @@ static void fabric_drain(fabric_rail *r) {
     }
 }
 
-/* Leaves the objects of libfabric where they are, and the slots: where the provider has a thread of its own it may
- * write to receives that are posted. */
-static void fabric_rails_forget(fabric_self *s) {
-    s->blocks = NULL;
-    for (int32_t i = 0; i < s->rail_count; i++) {
-        s->lib.freeinfo(s->rails[i].info);
-    }
-    s->rail_count = 0;
-}
-
 /* Receives refer to slots until the endpoint is closed; regions that are bound to it go before it. */
 static void fabric_free(fabric_self *s) {
-    if (s->dangling) {
-        fabric_rails_forget(s);
-    }
+    fabric_readers_close(s);
     fabric_cache_close(s);
     for (fabric_block *b = s->blocks; b != NULL && (s->mr_mode & FI_MR_ENDPOINT) != 0; b = b->next) {
         fabric_mr_close(&b->mr);

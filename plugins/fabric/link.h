@@ -2,7 +2,7 @@
 #ifndef FABRIC_LINK_H
 #define FABRIC_LINK_H
 
-#include "cache.h"
+#include "rail.h"
 
 /* >>tokens */
 
@@ -65,6 +65,9 @@ static fabric_link *fabric_link_of(fabric_self *s, int32_t peer) {
         l->peer = peer;
         l->last = &l->first;
         l->offers_last = &l->offers;
+        for (int32_t i = 0; i < FABRIC_RAILS_MAX; i++) {
+            l->reader_at[i] = l->answers[i] = FI_ADDR_NOTAVAIL;
+        }
         l->limit = l->told_limit = l->window = FABRIC_FIRST_WINDOW;
         l->next = s->links;
         s->links = l;
@@ -169,30 +172,11 @@ static int fabric_give_up(fabric_self *s, fabric_link *l) {
     return done;
 }
 
-/* tcp of libfabric before 1.20 crashes when it closes a connection on which the answer to a read is half-way (its flush
- * reports that read twice). Where reads go to memory of ours such a connection is left alone instead, to the end of the
- * process: who is dead answers no more. What was being sent is lost with it, so others get as many buffers anew. */
-static int fabric_leaves_reads(fabric_self *s, fabric_link *l) {
-    if (l->left) {
-        return 1;
-    }
-    if (l->reads == 0 || !fabric_bounces(s) || FI_VERSION_GE(s->lib.version(), FI_VERSION(1, 20))) {
-        return 0;
-    }
-    fabric_log(s, DDL_LOG_INFO, "rank %d stopped in the middle of its answer to a read; as this libfabric would crash, its "
-               "connection stays open to the end of the process", l->peer);
-    s->dangling = l->left = 1;
-    l->landing.to = NULL; /* what still comes goes nowhere */
-    if (!fabric_sends_renew(s, l)) {
-        s->failed = 1;
-    }
-    return 1;
-}
-
 /* The last resort: without an endpoint nothing is read or written any more. */
 static void fabric_stop(fabric_self *s) {
     s->failed = 1;
-    for (int32_t i = 0; !s->dangling && i < s->rail_count; i++) {
+    fabric_readers_abandon(s);
+    for (int32_t i = 0; i < s->rail_count; i++) {
         if (s->rails[i].ep != NULL) {
             fi_close(&s->rails[i].ep->fid);
             s->rails[i].ep = NULL;
@@ -208,9 +192,12 @@ static void fabric_cut(fabric_self *s, fabric_link *l) {
     for (int i = 0; i < FABRIC_CUT_POLLS && !s->failed; i++) {
         fabric_poll(s);
     }
-    if (!s->failed && fabric_leaves_reads(s, l)) {
-        return;
+    if (l->reads > 0 && fabric_reads_apart(s)) {
+        fabric_log(s, DDL_LOG_INFO, "rank %d stopped in the middle of its answer to a read", l->peer);
+        fabric_readers_abandon(s);
     }
+    fabric_readers_forget(s, l);
+    fabric_answers_end(s, l, 0);
     int removed = 1;
     for (int32_t i = 0; i < s->rail_count; i++) {
         if (s->rails[i].av != NULL && p->at[i] != FI_ADDR_NOTAVAIL) {

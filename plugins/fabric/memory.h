@@ -103,9 +103,9 @@ static int fabric_mr_open(fabric_self *s, int32_t rail, const void *memory, size
 }
 
 /* An adapter answers a read whatever its process does. Where the provider is software the peer has to help, and one that
- * is stopped or computes does not: a read would hold the memory it goes to for as long. So it goes to memory of ours,
- * and is copied from there to where it is wanted by then. */
-static int fabric_bounces(const fabric_self *s) {
+ * is stopped or computes does not: a read would hold the memory it goes to for as long. So it is made by an endpoint that is
+ * there for reads alone, and can be given up with them (rail.h). */
+static int fabric_reads_apart(const fabric_self *s) {
     return (s->mr_mode & (FI_MR_LOCAL | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR)) == 0;
 }
 
@@ -138,7 +138,7 @@ static ddl_status fabric_block_make(fabric_self *s, int32_t count, size_t bytes,
     }
     b->memory_bytes = (size_t)count * bytes;
     b->slots = fabric_zalloc(s, (size_t)count * sizeof *b->slots);
-    int32_t large = role != FABRIC_READ && bytes > s->slot_bytes;
+    int32_t large = bytes > s->slot_bytes;
     b->memory = bytes == 0 ? NULL : large ? s->host->alloc(s->host, b->memory_bytes) : fabric_zalloc(s, b->memory_bytes);
     int failed = b->slots == NULL || (bytes > 0 && b->memory == NULL);
     if (!failed && bytes > 0 && (s->mr_mode & FI_MR_LOCAL) != 0) {
@@ -182,9 +182,7 @@ static void fabric_slot_give(fabric_slot **list, fabric_slot *slot) {
 
 /* A read's slot; more are made when all are under way. */
 static fabric_slot *fabric_read_slot(fabric_self *s) {
-    int32_t count = fabric_bounces(s) ? FABRIC_READS : 16;
-    size_t bytes = fabric_bounces(s) ? s->read_bytes : 0;
-    if (s->read_free == NULL && fabric_block_make(s, count, bytes, FABRIC_READ, &s->read_free) != DDL_OK) {
+    if (s->read_free == NULL && fabric_block_make(s, FABRIC_READ_SLOTS, 0, FABRIC_READ, &s->read_free) != DDL_OK) {
         return NULL;
     }
     return fabric_slot_take(&s->read_free);

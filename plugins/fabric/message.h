@@ -189,6 +189,9 @@ static int fabric_send_one(fabric_self *s, fabric_link *l, ddl_message *m) {
 
 /* What the peer could not read is sent, each part with its place. Returns whether all of it went. */
 static int fabric_send_repair(fabric_self *s, fabric_link *l, fabric_offer *o) {
+    if (o->repaired == 0) {
+        fabric_answers_end(s, l, 1);
+    }
     while (o->repaired < o->message->payload_bytes) {
         uint64_t room = s->slot_bytes - sizeof(fabric_head) - sizeof(uint64_t);
         uint64_t left = o->message->payload_bytes - o->repaired;
@@ -215,6 +218,25 @@ static int fabric_put_word(fabric_self *s, fabric_link *l, uint8_t kind, uint32_
     return 1;
 }
 
+/* By what we read from it. */
+static int fabric_put_reader(fabric_self *s, fabric_link *l) {
+    uint8_t names[sizeof s->address.names];
+    size_t used = 0;
+    for (int32_t i = 0; i < s->rail_count; i++) {
+        size_t bytes = sizeof names - used;
+        if (fi_getname(&s->readers[i].ep->fid, names + used, &bytes) != 0) {
+            return 1; /* it cannot be said */
+        }
+        used += bytes;
+    }
+    fabric_head head = fabric_head_of(s, l, FABRIC_READER, 0, used);
+    if (!fabric_may_send(l, 0) || fabric_put(s, l, &head, names, used, NULL, 0) != FABRIC_GONE) {
+        return 0;
+    }
+    l->spent++;
+    return 1;
+}
+
 /* What is to be said about one of our offers. */
 static int fabric_push_offer(fabric_self *s, fabric_link *l, fabric_offer *o) {
     if (o->withdrawn == 1) {
@@ -234,6 +256,12 @@ static int fabric_push_offer(fabric_self *s, fabric_link *l, fabric_offer *o) {
 
 /* What goes ahead of the queue, as others wait for it. */
 static int fabric_push_urgent(fabric_self *s, fabric_link *l) {
+    if (s->readers_open && l->readers_round == s->readers_round && l->readers_told != s->readers_round) {
+        if (!fabric_put_reader(s, l)) {
+            return 0;
+        }
+        l->readers_told = s->readers_round;
+    }
     if (l->refusing) {
         if (!fabric_put_word(s, l, FABRIC_REFUSE, l->pulled)) {
             return 0;

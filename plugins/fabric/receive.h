@@ -113,6 +113,7 @@ static void fabric_read_ended(fabric_self *s, fabric_slot *slot, int error) {
     fabric_link *l = s->peers[slot->peer].link;
     fabric_get *get = slot->get;
     slot->get = NULL;
+    fabric_reader(s, slot->rail)->reads -= get == NULL;
     if (l == NULL || l->reads == 0) { /* fabric_cut has given it up */
         fabric_slot_give(&s->read_free, slot);
         return;
@@ -130,9 +131,6 @@ static void fabric_read_ended(fabric_self *s, fabric_slot *slot, int error) {
         l->landing.failed = 1;
     } else {
         l->landing.done += slot->length;
-        if (slot->bytes != NULL && l->landing.to != NULL) {
-            memcpy(l->landing.to + slot->at, slot->bytes, slot->length);
-        }
     }
     fabric_slot_give(&s->read_free, slot);
     fabric_backlog_add(s, l);
@@ -249,9 +247,16 @@ static int fabric_poll_rail(fabric_self *s, fabric_rail *r) {
     return count;
 }
 
+static int fabric_reader_works(const fabric_rail *r) { return r->reads > 0 || r->waits; }
+
 /* Collects completions of all rails; says nothing to the core. The rail that carries messages comes last: what a peer
  * said before a read ended is known then. */
 static void fabric_poll(fabric_self *s) {
+    for (int32_t i = s->rail_count - 1; i >= 0 && !s->failed; i--) {
+        if (fabric_reader_works(&s->readers[i])) {
+            fabric_poll_rail(s, &s->readers[i]);
+        }
+    }
     for (int32_t i = s->rail_count - 1; i >= 0 && !s->failed; i--) {
         for (int events = 0, n = FABRIC_BATCH; n == FABRIC_BATCH && events < FABRIC_TURN && !s->failed; events += n) {
             n = fabric_poll_rail(s, &s->rails[i]);
@@ -318,14 +323,11 @@ static void fabric_pull(fabric_self *s, fabric_link *l) {
     fabric_landing *in = &l->landing;
     uint64_t part = (in->bytes / (uint64_t)s->rail_count + 4096) & ~(uint64_t)4095;
     part = part < s->max_read ? part : s->max_read;
-    part = !fabric_bounces(s) || part < s->read_bytes ? part : s->read_bytes;
     while (in->asked < in->bytes && !in->failed && !s->failed) {
         uint64_t left = in->bytes - in->asked, bytes = left < part ? left : part;
         int32_t rail = (int32_t)(in->asked / part % (uint64_t)s->rail_count);
-        if (fabric_bounces(s) && in->reading == FABRIC_READS) {
-            return;
-        }
-        fi_addr_t from = s->peers[l->peer].at[rail];
+        fi_addr_t from = fabric_reader_at(s, l, rail);
+        fabric_rail *r = fabric_reader(s, rail);
         fabric_slot *slot = from != FI_ADDR_NOTAVAIL ? fabric_read_slot(s) : NULL; /* the link may have been cut */
         if (slot == NULL) {
             in->failed = 1;
@@ -335,11 +337,11 @@ static void fabric_pull(fabric_self *s, fabric_link *l) {
         slot->peer = l->peer;
         slot->rail = rail;
         slot->length = (uint32_t)bytes;
-        slot->at = in->asked;
         void *desc = in->region != NULL ? fi_mr_desc(in->region->mr[rail]) : NULL;
-        void *to = slot->bytes != NULL ? slot->bytes : in->to + in->asked;
-        ssize_t result = fi_read(s->rails[rail].ep, to, bytes, desc, from, in->offer.address + in->asked,
+        ssize_t result = fi_read(r->ep, in->to + in->asked, bytes, desc, from, in->offer.address + in->asked,
                                  in->offer.key[rail], &slot->context);
+        r->waits = result == -FI_EAGAIN;
+        r->reads += result == 0;
         if (result != 0) {
             fabric_slot_give(&s->read_free, slot);
             fabric_pull_stopped(s, l, (int)result);
@@ -586,6 +588,10 @@ static void fabric_arrival(fabric_self *s, fabric_slot *slot) {
         fabric_consume(s, l, slot);
     } else if (head.kind == FABRIC_VALID) {
         fabric_on_valid(s, l, &head);
+        fabric_consume(s, l, slot);
+    } else if (head.kind == FABRIC_READER) {
+        fabric_answers_end(s, l, 0);
+        fabric_answers_begin(s, l, slot->bytes + sizeof head, slot->length - sizeof head);
         fabric_consume(s, l, slot);
     } else if (head.kind == FABRIC_WITHDRAW) { /* noted when it came */
         fabric_consume(s, l, slot);

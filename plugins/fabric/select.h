@@ -1,4 +1,4 @@
-/* select: which provider, which adapter, which address; and the objects of libfabric that come of it.
+/* select: which provider, which adapter, which address.
  *
  * The order is efa, verbs, tcp; DDL_TRANSPORTS=fabric:NAME or DDL_FABRIC_PROVIDER takes one. Of its adapters those stay
  * that the settings admit and that other hosts can reach: loopback and bridges are never told to another host. Of these
@@ -7,7 +7,7 @@
 #ifndef FABRIC_SELECT_H
 #define FABRIC_SELECT_H
 
-#include "cache.h"
+#include "rail.h"
 
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -220,26 +220,6 @@ static int fabric_any_device(void) {
         closedir(dir);
     }
     return found;
-}
-
-/* Whether a provider is what a name means: tcp is tcp itself where it has RDM endpoints (2.x), else tcp;ofi_rxm. */
-static int fabric_provider_is(const struct fi_info *info, const char *name) {
-    const char *provider = info->fabric_attr->prov_name;
-    size_t bytes = strlen(name);
-    if (provider == NULL || strncmp(provider, name, bytes) != 0) {
-        return 0;
-    }
-    /* EFA offers a second kind of endpoint without reads of any length. */
-    if (info->fabric_attr->name != NULL && strcmp(info->fabric_attr->name, "efa-direct") == 0) {
-        return 0;
-    }
-    return provider[bytes] == 0 || strcmp(provider + bytes, ";ofi_rxm") == 0;
-}
-
-static int fabric_is_sockets(const struct fi_info *info) {
-    return !fabric_provider_is(info, "efa") && !fabric_provider_is(info, "verbs") &&
-           !fabric_provider_is(info, "psm3") && !fabric_provider_is(info, "psm2") && !fabric_provider_is(info, "opx") &&
-           !fabric_provider_is(info, "cxi");
 }
 
 /* >>judging */
@@ -522,7 +502,7 @@ static void fabric_hmem_tell(fabric_self *s) {
     if (s->hmem_refused == NULL && (s->force_no_rma || (s->rails[0].info->caps & FI_RMA) == 0)) {
         s->hmem_refused = "it has no reads";
     }
-    if (s->hmem_refused == NULL && fabric_bounces(s)) {
+    if (s->hmem_refused == NULL && fabric_reads_apart(s)) {
         s->hmem_refused = "it is software, and what it reads goes through memory of the host anyway";
     }
     if (s->device != NULL && s->hmem_refused == NULL) {
@@ -531,90 +511,6 @@ static void fabric_hmem_tell(fabric_self *s) {
         fabric_log(s, level, "%s does not reach memory of devices (FI_HMEM): %s. Messages between tensors there go through "
                    "pinned memory of the host", provider, s->hmem_refused);
     }
-}
-
-/* >>objects */
-
-static ddl_status fabric_failed(fabric_self *s, const char *what, long result) {
-    fabric_log(s, DDL_LOG_WARN, "%s failed on %s: %s", what, s->rails[0].info->fabric_attr->prov_name,
-               fabric_error(s, result));
-    return DDL_ERR_SYSTEM;
-}
-
-/* A descriptor to sleep on is not everywhere: EFA has none ("Wait objects are not currently supported", fi_efa(7)). */
-static int fabric_cq_open(fabric_self *s, fabric_rail *r) {
-    struct fi_cq_attr attr = {.size = r->info->tx_attr->size + r->info->rx_attr->size,
-                              .format = FI_CQ_FORMAT_MSG,
-                              .wait_obj = FI_WAIT_FD};
-    int result = s->force_no_wait ? -FI_ENOSYS : fi_cq_open(r->domain, &attr, &r->cq, r);
-    if (result == 0) {
-        return fi_control(&r->cq->fid, FI_GETWAIT, &r->wait_fd);
-    }
-    attr.wait_obj = FI_WAIT_NONE;
-    return fi_cq_open(r->domain, &attr, &r->cq, r);
-}
-
-/* EFA tells errors that belong to no operation of ours to a queue of events; without one it prints and calls abort()
- * (efa_base_ep_write_eq_error in prov/efa/src/efa_base_ep.c). Without memory for a queue it does so still. */
-static void fabric_events_open(fabric_self *s, fabric_rail *r) {
-    struct fi_eq_attr attr = {.wait_obj = FI_WAIT_NONE};
-    if (!s->force_events && !fabric_provider_is(r->info, "efa")) {
-        return;
-    }
-    int result = fi_eq_open(r->fabric, &attr, &r->eq, NULL);
-    if (result == 0 && (result = fi_ep_bind(r->ep, &r->eq->fid, 0)) != 0) {
-        fi_close(&r->eq->fid);
-    }
-    if (result != 0) {
-        r->eq = NULL;
-        fabric_log(s, DDL_LOG_WARN, "there is no queue for events (%s): an internal error of %s would end this process",
-                   fabric_error(s, result), r->info->fabric_attr->prov_name);
-    }
-}
-
-static ddl_status fabric_rail_open(fabric_self *s, fabric_rail *r, size_t peers) {
-    struct fi_av_attr av = {.type = FI_AV_TABLE, .count = peers};
-    int result = s->lib.fabric(r->info->fabric_attr, &r->fabric, NULL);
-    if (result != 0) {
-        return fabric_failed(s, "fi_fabric", result);
-    }
-    if ((result = fi_domain(r->fabric, r->info, &r->domain, NULL)) != 0) {
-        return fabric_failed(s, "fi_domain", result);
-    }
-    if ((result = fi_av_open(r->domain, &av, &r->av, NULL)) != 0) {
-        return fabric_failed(s, "fi_av_open", result);
-    }
-    if ((result = fabric_cq_open(s, r)) != 0) {
-        return fabric_failed(s, "fi_cq_open", result);
-    }
-    if ((result = fi_endpoint(r->domain, r->info, &r->ep, NULL)) != 0) {
-        return fabric_failed(s, "fi_endpoint", result);
-    }
-    if ((result = fi_ep_bind(r->ep, &r->av->fid, 0)) != 0) {
-        r->ep = NULL; /* lost: ofi_rxm of libfabric 1.17 crashes when it closes an endpoint without addresses */
-        return fabric_failed(s, "fi_ep_bind", result);
-    }
-    fabric_events_open(s, r);
-    if ((result = fi_ep_bind(r->ep, &r->cq->fid, FI_TRANSMIT | FI_RECV)) != 0 || (result = fi_enable(r->ep)) != 0) {
-        return fabric_failed(s, "making an endpoint", result);
-    }
-    r->enabled = 1;
-    return DDL_OK;
-}
-
-static void fabric_rail_close(fabric_self *s, fabric_rail *r) {
-    struct fid *objects[] = {r->ep != NULL ? &r->ep->fid : NULL, r->eq != NULL ? &r->eq->fid : NULL,
-                             r->cq != NULL ? &r->cq->fid : NULL, r->av != NULL ? &r->av->fid : NULL, r->domain != NULL ? &r->domain->fid : NULL,
-                             r->fabric != NULL ? &r->fabric->fid : NULL};
-    for (size_t i = 0; i < sizeof objects / sizeof objects[0]; i++) {
-        if (objects[i] != NULL) {
-            fi_close(objects[i]);
-        }
-    }
-    if (r->info != NULL) {
-        s->lib.freeinfo(r->info);
-    }
-    memset(r, 0, sizeof *r);
 }
 
 #endif /* FABRIC_SELECT_H */

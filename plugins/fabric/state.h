@@ -20,8 +20,8 @@ enum {
     FABRIC_LARGE_BYTES = 262144, /* over sockets so much payload goes in one message, in a large buffer */
     FABRIC_LARGE_WINDOW = 4,     /* so many of them a peer may have under way, on a tag of their own */
     FABRIC_LARGE_SENDS = 8,
-    FABRIC_READ_BYTES = 524288, /* of a read that goes through memory of ours (fabric_bounces): each costs 5 us besides */
-    FABRIC_READS = 2,           /* such reads of a landing at once */
+    FABRIC_READERS = 8,          /* so often endpoints to read by are opened: see fabric_readers_abandon */
+    FABRIC_READ_SLOTS = 16,
     FABRIC_OFFER_BYTES = 32768, /* payloads above are read by the receiver: beyond, copies cost more than a round trip; */
     FABRIC_SOCKETS_OFFER_BYTES = 131072, /* over sockets, where the peer's process answers the read */
     FABRIC_ADDRESS_BYTES = 128,
@@ -49,6 +49,7 @@ enum {
     FABRIC_WITHDRAW, /* the payload of an offer is wanted back: read it no more, and use nothing of it that was slow */
     FABRIC_CHECK,    /* a payload that was slow to read has come: was the offer withdrawn meanwhile? */
     FABRIC_VALID,    /* it was not */
+    FABRIC_READER,   /* the names of the endpoints that I read your offers by, one for each rail */
     FABRIC_ACK,    /* head alone; its number is 0, or FABRIC_HEARD */
     FABRIC_BYE     /* nothing follows the ordered messages before its number: head alone, no credit */
 };
@@ -83,7 +84,6 @@ typedef struct fabric_slot {
     struct fi_context2 context; /* first */
     int32_t role, rail, peer, large;
     uint32_t length; /* of what arrived */
-    uint64_t at;     /* of a read: where in the payload it begins */
     struct fabric_slot *next;
     uint8_t *bytes;
     void *desc;
@@ -113,6 +113,9 @@ typedef struct fabric_rail {
     uint32_t polls;
     int enabled; /* the queue may be read */
     int wait_fd; /* -1: the provider gives none */
+    int watched; /* it is in our set */
+    int32_t reads; /* of a reader: under way on it; */
+    int waits;     /* one could not be started: it may be connecting */
 } fabric_rail;
 
 /* Registered memory, on each rail: see cache.h. */
@@ -177,7 +180,9 @@ typedef struct fabric_link {
     uint32_t bye_at;
     uint64_t bye_ns;       /* since then we try to say that it was heard; 0: not yet */
     int32_t sends, large_sends, reads; /* operations of libfabric that are under way; large ones count as sends too */
-    int left;             /* with its reads: see fabric_leaves_reads */
+    fi_addr_t reader_at[FABRIC_RAILS_MAX]; /* its rails as the readers of that round know them; */
+    uint32_t readers_round, readers_told;  /* whose names the peer has been told */
+    fi_addr_t answers[FABRIC_RAILS_MAX];   /* the readers that it named, as our rails know them */
     fabric_slot *held[FABRIC_HOLD];
     fabric_landing landing;
 } fabric_link;
@@ -208,10 +213,13 @@ typedef struct fabric_self {
     char *host_id;
     fabric_rail rails[FABRIC_RAILS_MAX];
     int32_t rail_count;
-    uint64_t mr_mode, key_next, max_read, inject_bytes, slot_bytes, offer_bytes, speed, read_bytes;
+    fabric_rail readers[FABRIC_RAILS_MAX]; /* rail.h */
+    int readers_open;
+    int32_t readers_left; /* so often they may still be opened */
+    uint32_t readers_round;
+    uint64_t mr_mode, key_next, max_read, inject_bytes, slot_bytes, offer_bytes, speed;
     uint64_t large_bytes; /* of a large buffer; 0: there are none */
     int ordered, failed;
-    int dangling; /* a connection was left with a read half-way, and may not be closed: see fabric_leaves_reads */
     int stuck; /* the provider takes nothing now: to be tried again in a while */
     int again; /* a link waits to be served, at once */
     int faster;                 /* than the sockets of the core, as far as can be known before measuring */
@@ -220,7 +228,7 @@ typedef struct fabric_self {
     const char *hmem_refused;  /* why the provider does not reach memory of that; NULL: it does */
     struct fabric_get *gets;
     int epoll, timer;
-    int watched; /* the one rail's descriptor is in the set */
+    int ticking; /* the timer runs */
     int force_unordered, force_no_rma, force_no_wait, force_events;
     int force_mr; /* FI_MR_... */
     uint32_t force_seed;

@@ -9,16 +9,6 @@
 
 enum { FABRIC_STUCK_NS = 1000000, FABRIC_BLIND_NS = 500000, FABRIC_ROUNDS = 4 };
 
-/* A single rail wakes the core itself: its descriptor is in the set only while the timer runs too, as one that is in a set
- * costs every message a wake-up more. */
-static void fabric_watch(fabric_self *s, int watch) {
-    struct epoll_event event = {.events = EPOLLIN};
-    if (s->rail_count == 1 && s->watched != watch && s->rails[0].wait_fd >= 0 &&
-        epoll_ctl(s->epoll, watch ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, s->rails[0].wait_fd, &event) == 0) {
-        s->watched = watch;
-    }
-}
-
 /* What progress does, but for the end of a transport. */
 static int32_t fabric_move(fabric_self *s) {
     int32_t events = 0;
@@ -51,14 +41,24 @@ static int32_t fabric_progress(void *self, int32_t expect) {
 static void fabric_timer(fabric_self *s, long period_ns) {
     struct itimerspec at = {{0, 0}, {0, period_ns}};
     uint64_t ticks;
-    ssize_t n = read(s->timer, &ticks, sizeof ticks);
+    ssize_t n = s->ticking ? read(s->timer, &ticks, sizeof ticks) : 0;
     (void)n;
-    timerfd_settime(s->timer, 0, &at, NULL);
+    if (s->ticking || period_ns > 0) {
+        timerfd_settime(s->timer, 0, &at, NULL);
+    }
+    s->ticking = period_ns > 0;
+}
+
+/* Whether a rank may sleep: 0: something has come. *blind: the provider does not say when something comes. */
+static int fabric_arm_rail(const fabric_rail *r, int *blind) {
+    struct fid *fids[1] = {&r->cq->fid};
+    *blind |= r->wait_fd < 0;
+    return r->wait_fd < 0 || fi_trywait(r->fabric, fids, 1) == 0;
 }
 
 static ddl_status fabric_arm(void *self, int *out_fd) {
     fabric_self *s = self;
-    int blind = 0;
+    int blind = 0, together = s->rail_count > 1;
     *out_fd = s->epoll;
     if (s->failed) {
         return DDL_OK;
@@ -67,23 +67,22 @@ static ddl_status fabric_arm(void *self, int *out_fd) {
         return DDL_IN_PROGRESS;
     }
     for (int32_t i = 0; i < s->rail_count; i++) {
-        fabric_rail *r = &s->rails[i];
-        struct fid *fids[1] = {&r->cq->fid};
-        if (r->wait_fd < 0) {
-            blind = 1;
-        } else if (fi_trywait(r->fabric, fids, 1) != 0) {
+        int reads = s->readers[i].reads > 0;
+        if (!fabric_arm_rail(&s->rails[i], &blind) || (reads && !fabric_arm_rail(&s->readers[i], &blind))) {
             return DDL_IN_PROGRESS;
         }
+        together |= reads;
     }
     int busy = s->links != NULL; /* nobody talks to a rank that has not talked: it may look rarely */
-    if (blind || s->stuck) {
-        fabric_watch(s, 1);
-        fabric_timer(s, s->stuck ? FABRIC_STUCK_NS : busy ? FABRIC_BLIND_NS : 20 * FABRIC_BLIND_NS);
-    } else if (s->rail_count == 1) {
-        fabric_watch(s, 0);
+    together |= blind || s->stuck;
+    for (int32_t i = 0; i < s->rail_count; i++) {
+        fabric_watch(s, &s->rails[i], together);
+        fabric_watch(s, &s->readers[i], s->readers[i].reads > 0);
+    }
+    if (together) {
+        fabric_timer(s, s->stuck ? FABRIC_STUCK_NS : !blind ? 0 : busy ? FABRIC_BLIND_NS : 20 * FABRIC_BLIND_NS);
+    } else { /* it wakes the core itself */
         *out_fd = s->rails[0].wait_fd;
-    } else {
-        fabric_timer(s, 0);
     }
     return DDL_OK;
 }
@@ -93,10 +92,6 @@ static ddl_status fabric_wait_open(fabric_self *s) {
     s->timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
     struct epoll_event event = {.events = EPOLLIN};
     int failed = s->epoll < 0 || s->timer < 0 || epoll_ctl(s->epoll, EPOLL_CTL_ADD, s->timer, &event) != 0;
-    for (int32_t i = 0; i < s->rail_count && !failed; i++) {
-        failed = s->rail_count > 1 && s->rails[i].wait_fd >= 0 &&
-                 epoll_ctl(s->epoll, EPOLL_CTL_ADD, s->rails[i].wait_fd, &event) != 0;
-    }
     return failed ? DDL_ERR_SYSTEM : DDL_OK;
 }
 
@@ -153,7 +148,7 @@ static int fabric_offer_withdraw(fabric_self *s, fabric_link *l, fabric_offer *o
             return 1;
         }
     } while (!s->failed && l->broken == 0 && now - since_ns < (arrived ? FABRIC_WITHDRAW_NS : FABRIC_CUT_NS));
-    return arrived || fabric_bounces(s); /* reads from now on see the copy; older ones are slow, and checked */
+    return arrived || fabric_reads_apart(s); /* reads from now on see the copy; older ones are slow, and checked */
 }
 
 /* A payload that a peer reads, or will. What has not been read when this returns is sent from a copy. A peer that cannot
@@ -170,6 +165,9 @@ static int fabric_recall_offer(fabric_self *s, fabric_link *l, const ddl_message
     int safe = fabric_offer_withdraw(s, l, o), pulled = (int32_t)(l->ended - o->number) > 0;
     ddl_message *copy = safe && !pulled ? fabric_orphan(s, m) : NULL;
     o->message = copy;
+    if (!pulled) {
+        fabric_answers_end(s, l, 1);
+    }
     if (copy != NULL) {
         fabric_offer_move(s, o, copy);
     } else if (!pulled) {
@@ -227,19 +225,20 @@ static void fabric_redirect(void *self, int32_t peer, void *token, void *new_lan
     if (in == NULL || !in->active || in->token != token) {
         return;
     }
-    if (in->offered && !in->refused && !fabric_bounces(s)) {
+    if (in->offered && !in->refused) {
         in->failed |= in->asked < in->bytes; /* the peer sends it: the new landing is not registered for reads */
         fabric_backlog_add(s, l);
     }
-    if (!fabric_bounces(s) && !fabric_reads_end(s, l)) {
+    if (!fabric_reads_end(s, l) && fabric_reads_apart(s)) {
+        fabric_log(s, DDL_LOG_INFO, "a read from rank %d does not end, and its memory is wanted back", peer);
+        fabric_readers_abandon(s);
+    } else if (in->reading > 0) {
         fabric_log(s, DDL_LOG_WARN, "a read from rank %d does not end; its link is closed, as the memory is wanted back",
                    peer);
         fabric_cut(s, l);
         fabric_break(s, l, ETIMEDOUT);
     }
-    if (!fabric_bounces(s)) {
-        fabric_landing_release(s, l);
-    }
+    fabric_landing_release(s, l);
     in->to = new_landing;
     if (new_landing == NULL) {
         fabric_break(s, l, ENOMEM);

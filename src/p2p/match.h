@@ -1,7 +1,7 @@
 /* p2p, fourth part: which message meets which receive, and how its bytes travel.
  *
  *     eager       P2P(tag, total, data)                       up to 64 KiB, while the receiver's window lasts; over
- *                                                             DDL_TRANSPORT_PULLS up to 256 KiB, one at a time
+ *                                                             DDL_TRANSPORT_PULLS up to 1 MiB, one at a time
  *     rendezvous  RTS(tag, total, cookie) -> CTS(cookies, window) -> DATA(cookie) ...   frames of up to 1 MiB
  *     open        DATA(cookie) ...   more than 64 KiB, to a receive whose cookie came by another message
  *
@@ -17,7 +17,7 @@
 
 enum {
     DDL__P2P_EAGER_BYTES = 64 * 1024,
-    DDL__P2P_PULLED_BYTES = 256 * 1024, /* where receivers read, and nothing is in the window */
+    DDL__P2P_PULLED_BYTES = 1024 * 1024, /* where receivers read, and nothing is in the window */
     DDL__TAG_LIST_BITS = 15 /* of the tags of making a group: hash of the name, then of the list */
 };
 #define DDL__RIVAL_NS (1000 * DDL__NS_PER_MS)
