@@ -19,7 +19,7 @@ static fabric_self *self_of(const endpoint *e) { return e->self; }
 
 /* The endpoint that an endpoint reads payloads by. */
 static struct fid_ep *reads_by(endpoint *e) {
-    CHECK(!fabric_reads_apart(self_of(e)) || fabric_readers_open(self_of(e)));
+    CHECK(!self_of(e)->reads_apart || fabric_readers_open(self_of(e)));
     return fabric_reader(self_of(e), 0)->ep;
 }
 

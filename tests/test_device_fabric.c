@@ -45,7 +45,7 @@ static bool built(void) {
     setenv("DDL_PLUGIN_PATH", folder, 1);
     setenv("DDL_PLUGINS", "cuda,fabric", 1);
     setenv("DDL_TRANSPORTS", "fabric:tcp", 1);
-    setenv("DDL_FABRIC_FORCE_MR", "local", 1); /* as an adapter: see fabric_reads_apart */
+    setenv("DDL_FABRIC_FORCE_MR", "local", 1); /* as an adapter: see fabric_attributes */
     CHECK(made != -2);
     return made > 0;
 }

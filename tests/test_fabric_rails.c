@@ -57,6 +57,7 @@ TEST(all_parts_of_a_payload_take_turns_on_two_rails) {
     reader->readers[1] = *r;
     reader->peers[0].at[1] = reader->peers[0].at[0];
     reader->rail_count = 2;
+    reader->peers[0].link->readers_told = reader->readers_round; /* the peer has one rail */
     CHECK_EQ(post(&e[0], 1, &l, RAIL_PARTS * RAIL_PART), DDL_IN_PROGRESS);
     DRIVE(e, 2, e[1].arrived[0] == 2 && l.returned == 1) {}
     CHECK_EQ(rail_reads[0], RAIL_PARTS / 2);

@@ -202,3 +202,70 @@ static void a_read_is_given_up(int32_t readers_left) {
 
 TEST(a_read_that_does_not_end_is_given_up) { a_read_is_given_up(1); }
 TEST(a_read_is_given_up_and_nothing_is_left_to_read_by) { a_read_is_given_up(0); }
+
+/* A peer that never accepts a connection to be read by is asked to send. */
+TEST(what_never_can_be_read_is_sent) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(2, NULL, NULL);
+    struct fi_ops_rma rma = *(real_rma = reads_by(&e[1])->rma);
+    letter l;
+    rma.read = held_read;
+    reads_allowed = 0;
+    reads_by(&e[1])->rma = &rma;
+    double start = test_now_s();
+    CHECK_EQ(post(&e[0], 1, &l, 1 << 20), DDL_IN_PROGRESS);
+    DRIVE(e, 2, e[1].arrived[0] == 1 && l.returned == 1) {}
+    CHECK(test_now_s() - start >= 1 && test_now_s() - start < 3 * test_slow());
+    reads_by(&e[1])->rma = real_rma;
+    letter_free(&l);
+    world_end(e, 2);
+}
+
+/* A rank that sleeps while a payload is read is woken by what comes: it never waits for a timer. */
+TEST(a_rank_that_reads_is_woken) {
+    NEED_LIBFABRIC();
+    enum { BYTES = 32 << 20 };
+    endpoint *e = world_open(2, NULL, NULL);
+    letter before, l;
+    post(&e[0], 1, &before, 400000);
+    DRIVE(e, 2, e[1].arrived[0] == 1 && before.returned == before.borrowed) {}
+    read_half(e, 0, &l, BYTES);
+    int slept = 0, woken = 0, fd = -1;
+    for (double until = test_now_s() + 20 * test_slow(); e[1].arrived[0] < 2 && test_now_s() < until;) {
+        int armed = self_of(&e[1])->peers[0].link->reads > 0 && fabric_transport.arm(e[1].self, &fd) == DDL_OK;
+        for (int i = 0; i < 8; i++) {
+            fabric_transport.progress(e[0].self, -1);
+        }
+        if (armed) {
+            struct pollfd wait = {.fd = fd, .events = POLLIN};
+            slept++;
+            woken += poll(&wait, 1, 2000) == 1;
+        }
+        CHECK(fabric_transport.progress(e[1].self, -1) >= 0);
+    }
+    CHECK_EQ(e[1].arrived[0], 2);
+    CHECK(slept > 0);
+    CHECK_EQ(woken, slept);
+    DRIVE(e, 2, l.returned == 1) {}
+    letter_free(&before);
+    letter_free(&l);
+    world_end(e, 2);
+}
+
+/* A member that names its readers by too few bytes is cut off. */
+TEST(a_name_that_is_too_short_ends_the_link) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(2, NULL, NULL);
+    letter l;
+    post(&e[0], 1, &l, 8);
+    DRIVE(e, 2, e[1].arrived[0] == 1) {}
+    fabric_self *s = self_of(&e[0]);
+    fabric_link *link = s->peers[1].link;
+    fabric_head head = fabric_head_of(s, link, FABRIC_READER, 0, 3);
+    CHECK_EQ(fabric_put(s, link, &head, "abc", 3, NULL, 0), FABRIC_GONE);
+    DRIVE(e, 2, e[1].lost[0] == 1) {}
+    CHECK_EQ(e[1].lost_error[0], EBADMSG);
+    fabric_transport.peer_dead(e[0].self, 1);
+    letter_free(&l);
+    world_end(e, 2);
+}

@@ -1,7 +1,7 @@
 /* device: messages between tensors on devices, where the provider has FI_HMEM. The core offers them and tells the key; here
  * memory is registered, and read from a peer's straight into a device's.
  *
- * Only adapters do that (not fabric_reads_apart). A sender that gives a matched message up while its receiver is about to read
+ * Only adapters do that (not reads_apart). A sender that gives a matched message up while its receiver is about to read
  * has the region closed (memory_forget), so that the read fails; unless another message uses the region just then, or the
  * provider keeps it below us (verbs does): then the read may see what the owner has written there since. */
 #ifndef FABRIC_DEVICE_H

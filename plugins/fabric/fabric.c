@@ -158,6 +158,7 @@ static void fabric_attributes(fabric_self *s) {
                  !s->force_unordered;
     uint64_t most = info->ep_attr->max_msg_size;
     int sockets = fabric_is_sockets(info);
+    s->reads_apart = sockets && (s->mr_mode & (FI_MR_LOCAL | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR)) == 0;
     s->max_read = most < s->max_read ? most : s->max_read;
     s->slot_bytes = sockets ? fabric_library_buffer() : FABRIC_SLOT_BYTES;
     s->slot_bytes = s->max_read < s->slot_bytes ? s->max_read & ~(uint64_t)15 : s->slot_bytes;
@@ -165,7 +166,7 @@ static void fabric_attributes(fabric_self *s) {
     int rxm = strstr(info->fabric_attr->prov_name, ";ofi_rxm") != NULL;
     uint64_t whole = rxm ? fabric_library_eager() : s->max_read;
     whole = whole < s->max_read ? whole : s->max_read;
-    if (sockets && fabric_reads_apart(s) && s->offer_bytes == UINT64_MAX && s->rail_count == 1 &&
+    if (s->reads_apart && s->offer_bytes == UINT64_MAX && s->rail_count == 1 &&
         whole >= FABRIC_LARGE_BYTES + FABRIC_HEADS_BYTES) {
         s->large_bytes = FABRIC_LARGE_BYTES + FABRIC_HEADS_BYTES;
     }
@@ -194,8 +195,8 @@ static ddl_status fabric_address_make(fabric_self *s) {
     const struct fi_info *info = s->rails[0].info;
     a->version = 3;
     a->has_rma = !s->force_no_rma && (info->caps & FI_RMA) != 0;
-    if (fabric_reads_apart(s) && !fabric_provider_is(info, "tcp")) {
-        a->has_rma = 0; /* reads of another may go on by a thread of its own: see fabric_readers_abandon */
+    if (s->reads_apart && (!fabric_provider_is(info, "tcp") || fabric_library_moves())) {
+        a->has_rma = 0; /* what is given up might go on nevertheless: see fabric_readers_abandon */
     }
     snprintf(a->provider, sizeof a->provider, "%s", info->fabric_attr->prov_name);
     a->protocol = info->ep_attr->protocol;

@@ -119,6 +119,17 @@ static uint64_t fabric_library_buffer(void) {
     return bytes < FABRIC_SLOT_BYTES ? FABRIC_SLOT_BYTES : bytes < most ? bytes & ~(uint64_t)15 : most;
 }
 
+/* Whether tcp;ofi_rxm was told to move data without a call of ours: by a thread, or by the kernel. */
+static int fabric_library_moves(void) {
+    static const char *const names[] = {"FI_OFI_RXM_DATA_AUTO_PROGRESS", "FI_TCP_IO_URING"};
+    int moves = 0;
+    for (int i = 0; i < 2; i++) {
+        const char *value = getenv(names[i]);
+        moves |= value != NULL && value[0] != 0 && strchr("1tTyYoO", value[0]) != NULL && strcmp(value, "off") != 0;
+    }
+    return moves;
+}
+
 /* sockets: the tcp provider is asked for, or there is no adapter. Never closed: providers may have started threads. NULL: it
  * can be used; else a sentence why not. */
 static const char *fabric_library_open(fabric_library *out, const char *port_range, int sockets) {

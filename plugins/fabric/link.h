@@ -192,7 +192,7 @@ static void fabric_cut(fabric_self *s, fabric_link *l) {
     for (int i = 0; i < FABRIC_CUT_POLLS && !s->failed; i++) {
         fabric_poll(s);
     }
-    if (l->reads > 0 && fabric_reads_apart(s)) {
+    if (l->reads > 0 && s->reads_apart) {
         fabric_log(s, DDL_LOG_INFO, "rank %d stopped in the middle of its answer to a read", l->peer);
         fabric_readers_abandon(s);
     }

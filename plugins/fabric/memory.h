@@ -102,13 +102,6 @@ static int fabric_mr_open(fabric_self *s, int32_t rail, const void *memory, size
     return result;
 }
 
-/* An adapter answers a read whatever its process does. Where the provider is software the peer has to help, and one that
- * is stopped or computes does not: a read would hold the memory it goes to for as long. So it is made by an endpoint that is
- * there for reads alone, and can be given up with them (rail.h). */
-static int fabric_reads_apart(const fabric_self *s) {
-    return (s->mr_mode & (FI_MR_LOCAL | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR)) == 0;
-}
-
 /* >>slots */
 
 static void fabric_block_free(fabric_self *s, fabric_block *b) {

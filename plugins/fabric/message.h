@@ -189,8 +189,9 @@ static int fabric_send_one(fabric_self *s, fabric_link *l, ddl_message *m) {
 
 /* What the peer could not read is sent, each part with its place. Returns whether all of it went. */
 static int fabric_send_repair(fabric_self *s, fabric_link *l, fabric_offer *o) {
-    if (o->repaired == 0) {
+    if (!o->ended) {
         fabric_answers_end(s, l, 1);
+        o->ended = 1;
     }
     while (o->repaired < o->message->payload_bytes) {
         uint64_t room = s->slot_bytes - sizeof(fabric_head) - sizeof(uint64_t);
@@ -218,14 +219,17 @@ static int fabric_put_word(fabric_self *s, fabric_link *l, uint8_t kind, uint32_
     return 1;
 }
 
-/* By what we read from it. */
-static int fabric_put_reader(fabric_self *s, fabric_link *l) {
+/* Tells a peer what we read from it by, before the first read. Returns whether it has been told; -1: that cannot be done. */
+static int fabric_tell_readers(fabric_self *s, fabric_link *l) {
     uint8_t names[sizeof s->address.names];
     size_t used = 0;
+    if (!s->reads_apart || l->readers_told == s->readers_round) {
+        return 1;
+    }
     for (int32_t i = 0; i < s->rail_count; i++) {
         size_t bytes = sizeof names - used;
         if (fi_getname(&s->readers[i].ep->fid, names + used, &bytes) != 0) {
-            return 1; /* it cannot be said */
+            return -1;
         }
         used += bytes;
     }
@@ -234,6 +238,7 @@ static int fabric_put_reader(fabric_self *s, fabric_link *l) {
         return 0;
     }
     l->spent++;
+    l->readers_told = s->readers_round;
     return 1;
 }
 
@@ -256,12 +261,6 @@ static int fabric_push_offer(fabric_self *s, fabric_link *l, fabric_offer *o) {
 
 /* What goes ahead of the queue, as others wait for it. */
 static int fabric_push_urgent(fabric_self *s, fabric_link *l) {
-    if (s->readers_open && l->readers_round == s->readers_round && l->readers_told != s->readers_round) {
-        if (!fabric_put_reader(s, l)) {
-            return 0;
-        }
-        l->readers_told = s->readers_round;
-    }
     if (l->refusing) {
         if (!fabric_put_word(s, l, FABRIC_REFUSE, l->pulled)) {
             return 0;

@@ -109,17 +109,21 @@ static void fabric_rail_close(fabric_self *s, fabric_rail *r) {
     memset(r, 0, sizeof *r);
 }
 
-/* A rail's descriptor is in our set when others are, too: one that is in a set costs every message a wake-up more. */
-static void fabric_watch(fabric_self *s, fabric_rail *r, int watch) {
+/* A rail's descriptor is in our set when others are, too: one that is in a set costs every message a wake-up more. Returns
+ * whether it is as it should be. */
+static int fabric_watch(fabric_self *s, fabric_rail *r, int watch) {
     struct epoll_event event = {.events = EPOLLIN};
     if (r->watched != watch && r->wait_fd >= 0 &&
         epoll_ctl(s->epoll, watch ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, r->wait_fd, &event) == 0) {
         r->watched = watch;
     }
+    return r->watched == watch || r->wait_fd < 0;
 }
 
 /* >>readers
- * Endpoints that do nothing but read, one for each rail, where fabric_reads_apart; peers answer them as they would the rail. */
+ * An adapter answers a read whatever its process does. Over sockets the peer's process has to help, and one that is stopped or
+ * computes does not: a read would hold the memory it goes to for as long. So reads are made by endpoints that do nothing else,
+ * one for each rail, and can be given up with them; peers answer them as they would the rail. */
 
 /* Whether there are some: opened when the first payload is to be read, and anew after they were abandoned. */
 static int fabric_readers_open(fabric_self *s) {
@@ -160,7 +164,8 @@ static void fabric_readers_abandon(fabric_self *s) {
     if (reads == 0) {
         return;
     }
-    fabric_log(s, DDL_LOG_INFO, "%d reads are given up; the connections that they go by are left as they are", reads);
+    fabric_log(s, s->readers_left > 0 ? DDL_LOG_INFO : DDL_LOG_WARN, "%d reads are given up; the connections that they go by "
+               "are left as they are%s", reads, s->readers_left > 0 ? "" : "; from now on large payloads are sent in pieces");
     for (fabric_link *l = s->links; l != NULL; l = l->next) {
         if (l->reads > 0) {
             l->landing.failed = 1;
@@ -185,13 +190,13 @@ static void fabric_readers_close(fabric_self *s) {
 
 /* What a payload of a peer's is read by. */
 static fabric_rail *fabric_reader(fabric_self *s, int32_t rail) {
-    return fabric_reads_apart(s) ? &s->readers[rail] : &s->rails[rail];
+    return s->reads_apart ? &s->readers[rail] : &s->rails[rail];
 }
 
 /* The peer's rail as fabric_reader knows it; FI_ADDR_NOTAVAIL: it cannot be read from. */
 static fi_addr_t fabric_reader_at(fabric_self *s, fabric_link *l, int32_t rail) {
     fi_addr_t at = s->peers[l->peer].at[rail];
-    if (!fabric_reads_apart(s) || at == FI_ADDR_NOTAVAIL) {
+    if (!s->reads_apart || at == FI_ADDR_NOTAVAIL) {
         return at;
     }
     if (!fabric_readers_open(s)) {
@@ -202,7 +207,6 @@ static fi_addr_t fabric_reader_at(fabric_self *s, fabric_link *l, int32_t rail) 
             l->reader_at[i] = FI_ADDR_NOTAVAIL;
         }
         l->readers_round = s->readers_round;
-        fabric_backlog_add(s, l); /* it is told */
     }
     uint8_t name[FABRIC_ADDRESS_BYTES];
     size_t bytes = sizeof name;
@@ -225,8 +229,8 @@ static void fabric_readers_forget(fabric_self *s, fabric_link *l) {
 }
 
 /* A peer's readers, as it names them. */
-static void fabric_answers_begin(fabric_self *s, fabric_link *l, const uint8_t *names, size_t bytes) {
-    for (int32_t i = 0; i < s->rail_count && (size_t)(i + 1) * s->address.name_bytes <= bytes; i++) {
+static void fabric_answers_begin(fabric_self *s, fabric_link *l, const uint8_t *names) {
+    for (int32_t i = 0; i < s->rail_count; i++) {
         if (fi_av_insert(s->rails[i].av, names + (size_t)i * s->address.name_bytes, 1, &l->answers[i], 0, NULL) != 1) {
             l->answers[i] = FI_ADDR_NOTAVAIL;
         }

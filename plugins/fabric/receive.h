@@ -74,6 +74,16 @@ static void fabric_on_offer_word(fabric_self *s, fabric_link *l, const fabric_he
     fabric_backlog_add(s, l);
 }
 
+/* By what a peer reads from us. */
+static void fabric_on_reader(fabric_self *s, fabric_link *l, const uint8_t *names, size_t bytes) {
+    if (bytes != (size_t)s->rail_count * s->address.name_bytes) {
+        fabric_break(s, l, EBADMSG);
+        return;
+    }
+    fabric_answers_end(s, l, 0);
+    fabric_answers_begin(s, l, names);
+}
+
 static void fabric_received(fabric_self *s, fabric_slot *slot, size_t length) {
     fabric_head head;
     if (length < sizeof head || length > fabric_slot_bytes(s, slot)) {
@@ -98,7 +108,10 @@ static void fabric_received(fabric_self *s, fabric_slot *slot, size_t length) {
     if (head.kind == FABRIC_WITHDRAW && head.sequence - l->pulled < 64) {
         l->withdrawn |= (uint64_t)1 << head.sequence % 64;
     }
-    if (head.kind == FABRIC_REFUSE || head.kind == FABRIC_CHECK) { /* recall waits for that */
+    if (head.kind == FABRIC_READER) { /* recall and cut need it */
+        fabric_on_reader(s, l, slot->bytes + sizeof head, length - sizeof head);
+        fabric_consume(s, l, slot);
+    } else if (head.kind == FABRIC_REFUSE || head.kind == FABRIC_CHECK) { /* recall waits for that */
         fabric_on_offer_word(s, l, &head);
         fabric_consume(s, l, slot);
     } else if (head.kind == FABRIC_ACK) {
@@ -247,14 +260,14 @@ static int fabric_poll_rail(fabric_self *s, fabric_rail *r) {
     return count;
 }
 
-static int fabric_reader_works(const fabric_rail *r) { return r->reads > 0 || r->waits; }
-
 /* Collects completions of all rails; says nothing to the core. The rail that carries messages comes last: what a peer
  * said before a read ended is known then. */
 static void fabric_poll(fabric_self *s) {
     for (int32_t i = s->rail_count - 1; i >= 0 && !s->failed; i--) {
-        if (fabric_reader_works(&s->readers[i])) {
-            fabric_poll_rail(s, &s->readers[i]);
+        fabric_rail *r = &s->readers[i];
+        if (r->reads > 0 || r->waits) {
+            r->waits = 0;
+            fabric_poll_rail(s, r);
         }
     }
     for (int32_t i = s->rail_count - 1; i >= 0 && !s->failed; i--) {
@@ -307,15 +320,35 @@ static int fabric_land(fabric_self *s, fabric_link *l, const uint8_t *header) {
 }
 
 /* A read could not be started. One that may be tried again waits for a completion or the timer: at once would be to
- * spin. */
+ * spin. When that lasts the peer is asked to send. */
 static void fabric_pull_stopped(fabric_self *s, fabric_link *l, int error) {
-    if (error == -FI_EAGAIN) {
+    fabric_landing *in = &l->landing;
+    uint64_t now = s->host->now_ns(s->host);
+    in->waits_ns = in->waits_ns != 0 ? in->waits_ns : now;
+    /* The peer may have no descriptor left to accept a connection with, and still hear us by the one that is there. */
+    int never = s->reads_apart && in->reading == 0 && now - in->waits_ns > FABRIC_CONNECT_NS;
+    if (error == -FI_EAGAIN && !never) {
         s->stuck = 1;
         fabric_backlog_keep(s, l);
     } else {
         l->landing.failed = 1;
         fabric_backlog_add(s, l);
     }
+}
+
+/* Whether a payload may be read from a peer now. 0: later, or it is to be sent. Who has not read for a while looks first: the
+ * peer may have ended the connection. */
+static int fabric_pull_may(fabric_self *s, fabric_link *l, fabric_rail *r) {
+    int told = fabric_tell_readers(s, l);
+    if (told == 0) {
+        fabric_backlog_keep(s, l);
+    } else if (told < 0) {
+        l->landing.failed = 1;
+        fabric_backlog_add(s, l);
+    } else if (s->reads_apart && r->reads == 0 && !r->waits) {
+        fabric_poll_rail(s, r);
+    }
+    return told > 0 && !s->failed;
 }
 
 /* Starts reads of what is still to be read, split over the rails: each part has its rail, whichever read has ended. */
@@ -334,6 +367,10 @@ static void fabric_pull(fabric_self *s, fabric_link *l) {
             fabric_backlog_add(s, l);
             return;
         }
+        if (!fabric_pull_may(s, l, r)) {
+            fabric_slot_give(&s->read_free, slot);
+            return;
+        }
         slot->peer = l->peer;
         slot->rail = rail;
         slot->length = (uint32_t)bytes;
@@ -342,6 +379,7 @@ static void fabric_pull(fabric_self *s, fabric_link *l) {
                                  in->offer.key[rail], &slot->context);
         r->waits = result == -FI_EAGAIN;
         r->reads += result == 0;
+        in->waits_ns = result == 0 ? 0 : in->waits_ns;
         if (result != 0) {
             fabric_slot_give(&s->read_free, slot);
             fabric_pull_stopped(s, l, (int)result);
@@ -588,10 +626,6 @@ static void fabric_arrival(fabric_self *s, fabric_slot *slot) {
         fabric_consume(s, l, slot);
     } else if (head.kind == FABRIC_VALID) {
         fabric_on_valid(s, l, &head);
-        fabric_consume(s, l, slot);
-    } else if (head.kind == FABRIC_READER) {
-        fabric_answers_end(s, l, 0);
-        fabric_answers_begin(s, l, slot->bytes + sizeof head, slot->length - sizeof head);
         fabric_consume(s, l, slot);
     } else if (head.kind == FABRIC_WITHDRAW) { /* noted when it came */
         fabric_consume(s, l, slot);

@@ -502,7 +502,7 @@ static void fabric_hmem_tell(fabric_self *s) {
     if (s->hmem_refused == NULL && (s->force_no_rma || (s->rails[0].info->caps & FI_RMA) == 0)) {
         s->hmem_refused = "it has no reads";
     }
-    if (s->hmem_refused == NULL && fabric_reads_apart(s)) {
+    if (s->hmem_refused == NULL && s->reads_apart) {
         s->hmem_refused = "it is software, and what it reads goes through memory of the host anyway";
     }
     if (s->device != NULL && s->hmem_refused == NULL) {

@@ -36,6 +36,7 @@ enum {
 #define FABRIC_WITHDRAW_NS 50000000u /* from a WITHDRAW to other use of the memory; */
 #define FABRIC_SLOW_NS 20000000u     /* a read that took longer may have seen that, and is checked */
 #define FABRIC_GAP_NS 1000000000u    /* for a message that later ones have overtaken */
+#define FABRIC_CONNECT_NS 1000000000u /* for a connection to read by; then the peer is asked to send */
 #define FABRIC_LINGER_NS 1000000000u /* for the last words to be heard, when an endpoint closes */
 
 /* Kinds of messages. WHOLE, FIRST, PIECE and OFFER are ordered; all but ACK and BYE need a credit. */
@@ -115,7 +116,7 @@ typedef struct fabric_rail {
     int wait_fd; /* -1: the provider gives none */
     int watched; /* it is in our set */
     int32_t reads; /* of a reader: under way on it; */
-    int waits;     /* one could not be started: it may be connecting */
+    int waits;     /* since it was last looked at one could not be started: it may be connecting */
 } fabric_rail;
 
 /* Registered memory, on each rail: see cache.h. */
@@ -140,7 +141,7 @@ typedef struct fabric_offer {
     struct fabric_offer *next;
     ddl_message *message; /* NULL: recalled after it was pulled */
     uint32_t number;
-    int refused, valid_due;
+    int refused, valid_due, ended; /* ended: answers that were half-way */
     int withdrawn; /* 1: to be told, 2: the word is under way, 3: it is with the peer: see fabric_put */
     uint64_t repaired; /* bytes that went by REPAIR */
     fabric_region *region;
@@ -150,7 +151,7 @@ typedef struct fabric_offer {
 typedef struct fabric_landing {
     int active, offered, failed, refused;
     int checking; /* 1: to be asked, 2: asked */
-    uint64_t since_ns;
+    uint64_t since_ns, waits_ns; /* waits_ns: since then no read of it can be started; 0: one can */
     void *token;
     uint8_t *to; /* NULL: unwanted */
     uint64_t bytes, done, asked; /* asked: reads have been started up to here */
@@ -214,7 +215,7 @@ typedef struct fabric_self {
     fabric_rail rails[FABRIC_RAILS_MAX];
     int32_t rail_count;
     fabric_rail readers[FABRIC_RAILS_MAX]; /* rail.h */
-    int readers_open;
+    int reads_apart, readers_open;
     int32_t readers_left; /* so often they may still be opened */
     uint32_t readers_round;
     uint64_t mr_mode, key_next, max_read, inject_bytes, slot_bytes, offer_bytes, speed;

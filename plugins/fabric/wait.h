@@ -76,9 +76,10 @@ static ddl_status fabric_arm(void *self, int *out_fd) {
     int busy = s->links != NULL; /* nobody talks to a rank that has not talked: it may look rarely */
     together |= blind || s->stuck;
     for (int32_t i = 0; i < s->rail_count; i++) {
-        fabric_watch(s, &s->rails[i], together);
-        fabric_watch(s, &s->readers[i], s->readers[i].reads > 0);
+        blind |= !fabric_watch(s, &s->rails[i], together);
+        blind |= !fabric_watch(s, &s->readers[i], s->readers[i].reads > 0);
     }
+    together |= blind;
     if (together) {
         fabric_timer(s, s->stuck ? FABRIC_STUCK_NS : !blind ? 0 : busy ? FABRIC_BLIND_NS : 20 * FABRIC_BLIND_NS);
     } else { /* it wakes the core itself */
@@ -148,7 +149,7 @@ static int fabric_offer_withdraw(fabric_self *s, fabric_link *l, fabric_offer *o
             return 1;
         }
     } while (!s->failed && l->broken == 0 && now - since_ns < (arrived ? FABRIC_WITHDRAW_NS : FABRIC_CUT_NS));
-    return arrived || fabric_reads_apart(s); /* reads from now on see the copy; older ones are slow, and checked */
+    return arrived || s->reads_apart; /* reads from now on see the copy; older ones are slow, and checked */
 }
 
 /* A payload that a peer reads, or will. What has not been read when this returns is sent from a copy. A peer that cannot
@@ -229,7 +230,7 @@ static void fabric_redirect(void *self, int32_t peer, void *token, void *new_lan
         in->failed |= in->asked < in->bytes; /* the peer sends it: the new landing is not registered for reads */
         fabric_backlog_add(s, l);
     }
-    if (!fabric_reads_end(s, l) && fabric_reads_apart(s)) {
+    if (!fabric_reads_end(s, l) && s->reads_apart) {
         fabric_log(s, DDL_LOG_INFO, "a read from rank %d does not end, and its memory is wanted back", peer);
         fabric_readers_abandon(s);
     } else if (in->reading > 0) {
