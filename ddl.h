@@ -20619,7 +20619,9 @@ static bool ddl__fetch_accept(ddl_context *c, ddl_request *r, const ddl__offer *
 
 enum {
     DDL__P2P_EAGER_BYTES = 64 * 1024,
-    DDL__P2P_PULLED_BYTES = 1024 * 1024, /* where receivers read, and nothing is in the window */
+    DDL__P2P_PULLED_BYTES = 1024 * 1024, /* where receivers read, and nothing is in the window; */
+    DDL__P2P_PULLED_LEAST = 256 * 1024,  /* less in large groups, so that what all others may send */
+    DDL__P2P_PULLED_ALL = 64 * 1024 * 1024, /* stays below this, as long as each may send that */
     DDL__TAG_LIST_BITS = 15 /* of the tags of making a group: hash of the name, then of the list */
 };
 #define DDL__RIVAL_NS (1000 * DDL__NS_PER_MS)
@@ -20660,9 +20662,14 @@ static bool ddl__goes_pulled(const ddl_group *g, int32_t peer) {
     return g->flows[peer].p2p_out == 0 && e != NULL && (e->table->flags & DDL_TRANSPORT_PULLS) != 0;
 }
 
+static uint64_t ddl__pulled_bytes(const ddl_group *g) {
+    int32_t each = DDL__MAX(DDL__P2P_PULLED_ALL / g->size, DDL__P2P_PULLED_LEAST);
+    return (uint64_t)DDL__MIN(each, DDL__P2P_PULLED_BYTES);
+}
+
 static bool ddl__fits_window(const ddl_group *g, int32_t peer, uint64_t bytes) {
     return bytes <= DDL__P2P_EAGER_BYTES ? g->flows[peer].p2p_out + bytes + DDL__FRAME_BYTES <= DDL__WINDOW_BYTES
-                                         : bytes <= DDL__P2P_PULLED_BYTES && ddl__goes_pulled(g, peer);
+                                         : bytes <= ddl__pulled_bytes(g) && ddl__goes_pulled(g, peer);
 }
 
 /* May so many bytes go to a peer before it asks for them? A rank that only sends, and meets the others natively, has
