@@ -352,20 +352,20 @@ static void rdm_give(void *state, void *memory) {
             r->region[i].mr = NULL;
         }
     }
-    free(memory);
+    bench_memory_free(memory);
 }
 
 /* measure.h takes both buffers of a size here: the scratch memory of a ring is less than one of them. */
 static void *rdm_take(void *state, size_t bytes) {
     rdm *r = state;
-    void *p = aligned_alloc(4096, (bytes + 8191) / 4096 * 4096);
+    void *p = bench_memory(bytes);
     if (p == NULL || rdm_register(r, p, bytes) != 0) {
         return NULL;
     }
     if (r->scratch_bytes < bytes + 4096) {
         rdm_give(r, r->scratch);
         r->scratch_bytes = bytes + 4096;
-        r->scratch = aligned_alloc(4096, (r->scratch_bytes + 4095) / 4096 * 4096);
+        r->scratch = bench_memory(r->scratch_bytes);
         if (r->scratch == NULL || rdm_register(r, r->scratch, r->scratch_bytes) != 0) {
             return NULL;
         }

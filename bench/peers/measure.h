@@ -36,7 +36,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { BENCH_MAX_RANKS = 64, BENCH_MAX_ROUNDS = 512, BENCH_LEAST_ROUNDS = 6 };
+enum { BENCH_MAX_RANKS = 64, BENCH_MAX_ROUNDS = 512, BENCH_LEAST_ROUNDS = 6, BENCH_PAGE = 4096, BENCH_BEHIND = 16 };
 #define BENCH_SIZE_NS 2e9
 
 /* What `count` means to bench_peer.run, in floats; `bytes` in the output is always the larger of a rank's two buffers:
@@ -70,7 +70,7 @@ typedef struct bench_peer {
     void *state;
     int (*sync)(void *state);
     int (*run)(void *state, bench_op op, float *in, float *out, size_t count);
-    void *(*take)(void *state, size_t bytes); /* memory of the library's own; NULL: malloc */
+    void *(*take)(void *state, size_t bytes); /* memory of the library's own; NULL: bench_memory */
     void (*give)(void *state, void *memory);
 } bench_peer;
 
@@ -272,15 +272,29 @@ static inline int bench_check_together(const bench_run *run, int round) {
     return 0;
 }
 
+/* Ordinary memory, for every library alike 16 bytes behind a page, where malloc puts a large array. It would put others
+ * anywhere, and the kernel of some processors (AMD Zen 3 and 4) sends four times slower from one place of a page than
+ * from the next. */
+static inline void *bench_memory(size_t bytes) {
+    char *page = (char *)aligned_alloc(BENCH_PAGE, (bytes + BENCH_PAGE + BENCH_BEHIND - 1) / BENCH_PAGE * BENCH_PAGE);
+    return page != NULL ? page + BENCH_BEHIND : NULL;
+}
+
+static inline void bench_memory_free(void *memory) {
+    if (memory != NULL) {
+        free((char *)memory - BENCH_BEHIND);
+    }
+}
+
 static inline void *bench_take(const bench_peer *peer, size_t bytes) {
-    return peer->take != NULL ? peer->take(peer->state, bytes) : malloc(bytes);
+    return peer->take != NULL ? peer->take(peer->state, bytes) : bench_memory(bytes);
 }
 
 static inline void bench_give(const bench_peer *peer, void *memory) {
     if (peer->give != NULL) {
         peer->give(peer->state, memory);
     } else {
-        free(memory);
+        bench_memory_free(memory);
     }
 }
 
