@@ -839,3 +839,28 @@ TEST(no_signal_handler_stays) {
         CHECK(now.sa_sigaction == before[i].sa_sigaction);
     }
 }
+
+static size_t slots_that_stumble(const fabric_slot *list) {
+    size_t count = 0;
+    for (; list != NULL; list = list->next) {
+        CHECK(list->bytes != NULL);
+        count += (24 - (uintptr_t)list->bytes) % 4096 - 1 < 31 || (16 - (uintptr_t)list->bytes) % 4096 - 1 < 31;
+    }
+    return count;
+}
+
+/* A connection that has nothing under way puts the head of ofi_rxm's at the start of a page. */
+TEST(no_buffer_lies_where_processors_copy_slowly) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(2, NULL, NULL);
+    fabric_self *s = self_of(&e[0]);
+    fabric_slot *many = NULL;
+    for (int i = 0; i < 16; i++) { /* each begins elsewhere */
+        CHECK_EQ(fabric_block_make(s, 33, (size_t)s->slot_bytes, FABRIC_SEND, &many), DDL_OK);
+    }
+    CHECK(s->send_free != NULL);
+    CHECK_EQ(slots_that_stumble(s->send_free), 0);
+    CHECK_EQ(slots_that_stumble(s->large_free), 0);
+    CHECK_EQ(slots_that_stumble(many), 0);
+    world_end(e, 2);
+}

@@ -122,6 +122,11 @@ static void fabric_blocks_free(fabric_self *s) {
     }
 }
 
+/* Where slots begin: so far behind multiples of a step, never at the start of a page. There the kernel puts what it sends, 24
+ * bytes further, behind the head of ofi_rxm's, and Zen 3 and 4 copy a fifteenth as fast to a place that lies 1 to 31 bytes
+ * further in its page than its source (plugins/shm/copy.h; 64 KiB sent in 51 us, or in 18). */
+enum { FABRIC_SLOT_STEP = 128, FABRIC_SLOT_BEHIND = 64 };
+
 /* `count` slots of one role, chained to *list. bytes 0: without memory. Large ones are not written to: their pages are there
  * when a large message comes. */
 static ddl_status fabric_block_make(fabric_self *s, int32_t count, size_t bytes, int32_t role, fabric_slot **list) {
@@ -129,7 +134,8 @@ static ddl_status fabric_block_make(fabric_self *s, int32_t count, size_t bytes,
     if (b == NULL) {
         return DDL_ERR_NOMEM;
     }
-    b->memory_bytes = (size_t)count * bytes;
+    size_t stride = (bytes + FABRIC_SLOT_STEP - 1) / FABRIC_SLOT_STEP * FABRIC_SLOT_STEP;
+    b->memory_bytes = (size_t)count * stride + FABRIC_SLOT_STEP;
     b->slots = fabric_zalloc(s, (size_t)count * sizeof *b->slots);
     int32_t large = bytes > s->slot_bytes;
     b->memory = bytes == 0 ? NULL : large ? s->host->alloc(s->host, b->memory_bytes) : fabric_zalloc(s, b->memory_bytes);
@@ -145,11 +151,12 @@ static ddl_status fabric_block_make(fabric_self *s, int32_t count, size_t bytes,
         fabric_block_free(s, b);
         return DDL_ERR_NOMEM;
     }
+    size_t first = (FABRIC_SLOT_BEHIND - (uintptr_t)b->memory) % FABRIC_SLOT_STEP;
     for (int32_t i = 0; i < count; i++) {
         fabric_slot *slot = &b->slots[i];
         slot->role = role;
         slot->large = large;
-        slot->bytes = bytes > 0 ? b->memory + (size_t)i * bytes : NULL;
+        slot->bytes = bytes > 0 ? b->memory + first + (size_t)i * stride : NULL;
         slot->desc = b->mr != NULL ? fi_mr_desc(b->mr) : NULL;
         slot->next = *list;
         *list = slot;
