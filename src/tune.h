@@ -7,6 +7,7 @@
 #include "algo/table.h"
 
 #define DDL__CHUNK_BYTES (256 * 1024)
+#define DDL__PULLED_CHUNK_BYTES (512 * 1024) /* where less would be copied: all_reduce of 4 MiB 2.9 ms, or 2.4 so */
 #define DDL__MIN_CHUNK_BYTES (32 * 1024)
 #define DDL__MAX_CHUNK_BYTES (1024 * 1024)
 #define DDL__MAX_CHUNKS 512 /* of one vector: bounds the length of plans */
@@ -52,7 +53,8 @@ static void ddl__tune_chunks(const ddl__tuning *tuning, ddl__plan_args *args, co
     ddl__terms terms;
     bool fence = algo->peer_bytes(args) > (tuning->eager_bytes > 0 ? tuning->eager_bytes : DDL__EAGER_BYTES);
     bool fenced = fence || ddl__algo_fences(algo, args);
-    for (int64_t next = DDL__MIN_CHUNK_BYTES / 2, wanted = DDL__CHUNK_BYTES; next <= DDL__MAX_CHUNK_BYTES;
+    int64_t usual = args->pulled ? DDL__PULLED_CHUNK_BYTES : DDL__CHUNK_BYTES;
+    for (int64_t next = DDL__MIN_CHUNK_BYTES / 2, wanted = usual; next <= DDL__MAX_CHUNK_BYTES;
          next *= 2, wanted = next) {
         args->chunk_bytes = ddl__tune_chunk(tuning, args, wanted);
         ddl__terms_of(&terms, args, &tuning->model);

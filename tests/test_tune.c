@@ -92,6 +92,23 @@ TEST(two_ranks_halve_only_what_is_large) {
     CHECK(strcmp(choose_all_reduce(&t, 2, 262144).algo->name, "recursive_doubling") != 0);
 }
 
+/* As libfabric's tcp on loopback is: what comes in a message is copied aside, and more at once is read in place. */
+TEST(two_ranks_that_read_cut_coarser) {
+    ddl__tuning t = tuning();
+    on_hosts(MAX_RANKS, MAX_RANKS);
+    t.model.latency_s[0] = 16e-6;
+    t.model.s_per_byte[0] = 0.5e-9;
+    t.model.message_s = 8e-6;
+    ddl__plan_args args = call(DDL_ALL_REDUCE, 2, (1 << 20) / 4);
+    CHECK_STR(ddl__tune_choose(&t, &args).algo->name, "recursive_doubling");
+    CHECK_EQ(ddl__tune_choose(&t, &args).chunk_bytes, DDL__CHUNK_BYTES);
+    args.pulled = true;
+    CHECK_STR(ddl__tune_choose(&t, &args).algo->name, "halving_doubling");
+    CHECK_EQ(ddl__tune_choose(&t, &args).chunk_bytes, DDL__PULLED_CHUNK_BYTES);
+    args.count = (256 << 10) / 4;
+    CHECK_STR(ddl__tune_choose(&t, &args).algo->name, "recursive_doubling");
+}
+
 TEST(hosts_are_used) {
     ddl__tuning t = tuning();
     on_hosts(32, 8);

@@ -373,6 +373,12 @@ static double ddl__native_seconds(const ddl_group *g, const ddl__call *call) {
     return (double)n->table->native_cost_ns(n->self, n->set, (int32_t)call->kind, bytes) * 1e-9;
 }
 
+/* Of two ranks both know the link; of more nobody knows that of others, and all must choose alike. */
+static bool ddl__call_pulled(const ddl_group *g) {
+    const ddl__endpoint *e = g->size == 2 ? g->context->links[g->ranks[1 - g->rank]].endpoint : NULL;
+    return e != NULL && (e->table->flags & DDL_TRANSPORT_PULLS) != 0;
+}
+
 static ddl__plan_args ddl__call_args(const ddl_group *g, const ddl__call *call) {
     ddl__plan_args args = {.kind = call->kind,
                            .size = g->size,
@@ -387,6 +393,7 @@ static ddl__plan_args ddl__call_args(const ddl_group *g, const ddl__call *call) 
                            .recv_counts = call->recv_counts,
                            .recv_offsets = call->recv_offsets,
                            .host_of = g->host_of,
+                           .pulled = ddl__call_pulled(g),
                            .native_s = ddl__native_seconds(g, call),
                            .on_device = call->on_device != DDL_HOST,
                            .straight = g->straight,
