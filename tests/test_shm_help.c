@@ -75,6 +75,48 @@ TEST(a_sender_that_looks_in_saves_reads) {
     CHECK(play.reads >= PIECES / (int)(SHM_HELP_PIECES + 1) && play.reads <= PIECES / (int)SHM_HELP_PIECES + 1);
 }
 
+/* ---- asleep ---- */
+
+static int rings, bell;
+
+/* It does something only when it is woken, and then sleeps again. */
+static void while_it_sleeps(void) {
+    struct pollfd woken = {.fd = bell, .events = POLLIN};
+    play.reads++;
+    if (poll(&woken, 1, 0) > 0) {
+        rings++;
+        for (int i = 0; i < play.help_turns; i++) {
+            CHECK(play.sender->transport->progress(play.sender->self, -1) >= 0);
+        }
+        CHECK_EQ(play.sender->transport->arm(play.sender->self, &bell), DDL_OK);
+    }
+    faults.at_read = while_it_sleeps;
+}
+
+static void fetch_from_a_sleeper(uint64_t bytes) {
+    static endpoint e[2];
+    letter l;
+    begin(e, 2, 1000);
+    rings = 0;
+    CHECK_EQ(post(&e[0], 1, &l, bytes), DDL_IN_PROGRESS);
+    CHECK_EQ(e[0].transport->arm(e[0].self, &bell), DDL_OK);
+    faults.at_read = while_it_sleeps;
+    while (e[1].arrived[0] == 0) {
+        CHECK(e[1].transport->progress(e[1].self, -1) >= 0);
+    }
+    DRIVE(e, 2, l.returned) {}
+    letter_free(&l);
+    end(e, 2);
+}
+
+TEST(a_sender_that_sleeps_is_woken) {
+    fetch_from_a_sleeper(BYTES);
+    CHECK(rings > 1 && rings <= PIECES / (int)SHM_HELP_PIECES + 1);
+    CHECK(play.reads < PIECES / 3);
+    fetch_from_a_sleeper(SHM_HELP_PIECES * SHM_HELP_PIECE); /* to wake it takes longer than that */
+    CHECK_EQ(rings, 0);
+}
+
 /* ---- on one core ---- */
 
 static uint64_t told_ns(const ddl_host *host) {

@@ -4,8 +4,8 @@
  * receiver takes from the window what lies there and from the sender's memory what does not. It must not know rings or
  * requests.
  *
- * Nobody waits for anybody: a sender that computes, sleeps or is stopped stages nothing, and the receiver goes on by
- * itself. A sender begins when the receiver has, and has one window, for one message at a time. Pieces have stamps that
+ * Nobody waits for anybody: a sender that computes or is stopped stages nothing, and the receiver goes on by itself; one
+ * that sleeps is woken. A sender begins when the receiver has, and has one window, for one message at a time. Pieces have stamps that
  * never come again: a receiver that was stopped meanwhile finds none of its own in a window that has gone on. */
 #ifndef SHM_HELP_H
 #define SHM_HELP_H

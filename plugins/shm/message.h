@@ -533,8 +533,10 @@ static void shm_probe(shm *t, int32_t i) {
 
 enum { SHM_FETCHED, SHM_REFUSED, SHM_LOST };
 
-/* From the sender's memory, in pieces; those that the sender has staged from there. */
-static bool shm_read_helped(shm *t, shm_link *l, shm_fetch *record, uint64_t at) {
+/* From the sender's memory, in pieces; those that the sender has staged from there. One that sleeps is woken while there
+ * is more to do than to wake it is worth. */
+static bool shm_read_helped(shm *t, int32_t i, shm_fetch *record, uint64_t at) {
+    shm_link *l = shm_link_of(t, i);
     shm_help *h = &record->help;
     uint64_t alone = 0, yields = 0;
     for (uint64_t done = 0; done < l->bytes;) {
@@ -542,6 +544,9 @@ static bool shm_read_helped(shm *t, shm_link *l, shm_fetch *record, uint64_t at)
         if (staged == NULL && done > 0 && yields < SHM_HELP_YIELDS && shm_help_give_way(t, &t->messages->helper, h)) {
             staged = shm_help_find(t, h, done);
             yields = staged != NULL ? 0 : yields + 1;
+        }
+        if (staged == NULL && done > 0 && l->bytes - done > SHM_HELP_PIECES * SHM_HELP_PIECE) {
+            shm_wake(t, i);
         }
         alone = staged != NULL ? 0 : alone + 1;
         uint64_t bytes = alone > SHM_HELP_ALONE ? SHM_HELP_ALONE * SHM_HELP_PIECE : SHM_HELP_PIECE;
@@ -559,7 +564,8 @@ static bool shm_read_helped(shm *t, shm_link *l, shm_fetch *record, uint64_t at)
 }
 
 /* Copies the payload that a record names to where it lands. */
-static int shm_fetch_from(shm *t, shm_link *l, shm_fetch *record, uint64_t at, bool lent) {
+static int shm_fetch_from(shm *t, int32_t i, shm_fetch *record, uint64_t at, bool lent) {
+    shm_link *l = shm_link_of(t, i);
     /* Acquire: the copy is there when its place is. */
     uint64_t copy = atomic_load_explicit(&record->copy, memory_order_acquire);
     for (;;) {
@@ -567,7 +573,7 @@ static int shm_fetch_from(shm *t, shm_link *l, shm_fetch *record, uint64_t at, b
             return SHM_LOST;
         }
         bool read = copy != 0 || lent ? shm_copy_from_place(t, l->to, copy != 0 ? copy - 1 : at, l->bytes)
-                                      : shm_read_helped(t, l, record, at);
+                                      : shm_read_helped(t, i, record, at);
         shm_fence(); /* what was read stands before the second look: pairs with shm_lend_instead */
         uint64_t now = atomic_load_explicit(&record->copy, memory_order_acquire);
         if (now == copy) {
@@ -655,7 +661,7 @@ static bool shm_take_fetch(shm *t, int32_t i, shm_fetch *record, uint64_t bytes)
     if (!l->landing && !shm_land(t, i, said.header, said.bytes)) {
         return false;
     }
-    int how = l->to == NULL ? SHM_FETCHED : shm_fetch_from(t, l, record, said.at, said.lent != 0);
+    int how = l->to == NULL ? SHM_FETCHED : shm_fetch_from(t, i, record, said.at, said.lent != 0);
     if (how == SHM_REFUSED) {
         atomic_store_explicit(&shm_control(t, t->local_index)->pulls[i], SHM_PULLS_NOT, memory_order_relaxed);
         /* Release: with shm_wake it asks the peer to lend a copy. */
