@@ -78,11 +78,11 @@ NVCC ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc
 EXAMPLE_KERNELS = $(if $(NVCC),$(patsubst examples/%.cu,$B/%.ptx,$(wildcard examples/*.cu)) \
     $(foreach f,$(EXAMPLE_FOLDERS),$(if $(wildcard examples/$(notdir $f)/*.cu),$f.ptx)))
 examples: $(EXAMPLES) $(EXAMPLE_FOLDERS) $(EXAMPLE_KERNELS)
-# Tools are installed, so they look for plugins where those are installed. ddl-info brings the whole implementation, as it
-# looks into it: it needs no archive, and is compiled beside it.
+# Tools are installed, so they look for plugins where those are installed. ddl-info brings the whole implementation, whose
+# private parts it uses: it needs no archive, and is compiled beside it.
 TOOL_ARCHIVE = $(if $(filter-out $B/ddl-info,$@),$B/libddl.a)
 $(filter-out $B/ddl-info,$(TOOLS)): $B/libddl.a
-$(TOOLS): $B/%: tools/%.c ddl.h $(PLACE) $(wildcard tools/*.h)
+$(TOOLS): $B/%: tools/%.c ddl.h Makefile $(PLACE) $(wildcard tools/*.h)
 	@mkdir -p $B
 	$(CC) $(BASE) -DDDL_PLUGIN_DIR='"$(PLUGINDIR)"' -o $@ $< $(TOOL_ARCHIVE) $(LIBS)
 $(addprefix $B/,$(notdir $(SCRIPTS))): $B/%: tools/%

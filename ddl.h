@@ -1564,7 +1564,7 @@ enum {
     DDL_TRANSPORT_EVENT = 1u << 7,   /* and ddl_native_call.event: the events are of the device in the same plugin */
     DDL_TRANSPORT_BLIND = 1u << 4, /* does not notice that another host is gone: the core watches it over TCP as well */
     /* Its receivers read large payloads from the sender: the next message of a transfer is sent while one is read, and
-     * one of up to 1 MiB without asking before. */
+     * one of up to 1 MiB without asking before; collectives of two ranks are cut into 512 KiB instead of 256. */
     DDL_TRANSPORT_PULLS = 1u << 8,
     /* What arrives is what the peer wrote: memory of this host alone. Headers then need no checksum and may come
      * without (unless DDL_CHECK=payload or DDL_MAC asks for it); damage by the peer itself is still looked for. */
@@ -3359,7 +3359,7 @@ typedef struct ddl__plan_args {
     int64_t chunk_bytes; /* how finely to cut for pipelining; > 0 */
     const int64_t *counts, *offsets, *recv_counts, *recv_offsets; /* v-forms; elements; offsets never NULL here */
     const int32_t *host_of; /* size entries: which host each rank is on, numbered from 0 by first appearance */
-    bool pulled;            /* two ranks, each of which reads the other's large messages (DDL_TRANSPORT_PULLS) */
+    bool pulled;            /* two ranks that read each other's large messages: see ddl_group.pulled */
     double native_s;        /* how long a transport takes by itself, for the ranks of one host; 0: it cannot */
     bool apart;             /* each rank is on a host of its own, whatever host_of says */
     bool on_device;         /* IN and OUT are memory of devices: only native steps and moves touch them */
@@ -4025,7 +4025,7 @@ typedef struct ddl__terms {
     double n, rounds;             /* ranks, ceil(log2 n) */
     double bytes;                 /* of the whole vector; of gather and its like: all blocks together */
     double latency, byte, reduce; /* of the slowest link in use */
-    double aside;                 /* of a byte that is copied from where it came to where it waits */
+    double aside;                 /* of a byte that is copied from where it came before it is reduced */
     double near_latency, near_byte;
     double message; /* of a message that does not wait for the one before */
     double hosts, per_host;
@@ -4849,7 +4849,8 @@ static bool ddl__is_pow2(double n) { return ((int64_t)n & ((int64_t)n - 1)) == 0
 
 /* ceil(log2 n) (alpha + M (beta + gamma)), and one round more when some rank that folded may have to wait for another
  * that did: ids must differ in all bits for that, so more than half of them are folded. The ranks of a host share its
- * link. What comes is set aside before it is reduced. */
+ * link. In place, as training calls it, two ranks copy aside what comes before they reduce it: the tuner may not look
+ * whether it is. */
 static double ddl__cost_all_reduce_doubling(const ddl__terms *t) {
     double whole = (double)((int64_t)1 << (int)t->rounds);
     double rounds = t->rounds + (t->n < whole && t->n > 0.75 * whole ? 1 : 0);
@@ -6546,7 +6547,7 @@ static ddl_status ddl__plan_make(ddl__base *base, const ddl__algo *algo, const d
  * are in place, its lengths of an all_to_allv. */
 
 #define DDL__CHUNK_BYTES (256 * 1024)
-#define DDL__PULLED_CHUNK_BYTES (512 * 1024) /* where less would be copied: all_reduce of 4 MiB 2.9 ms, or 2.4 so */
+#define DDL__PULLED_CHUNK_BYTES (512 * 1024) /* of two ranks where messages of that size are read: docs/design.md */
 #define DDL__MIN_CHUNK_BYTES (32 * 1024)
 #define DDL__MAX_CHUNK_BYTES (1024 * 1024)
 #define DDL__MAX_CHUNKS 512 /* of one vector: bounds the length of plans */
@@ -19149,6 +19150,7 @@ struct ddl_group {
     ddl__native device_native;  /* for tensors on devices */
     bool straight;              /* all ranks reach devices of all others without their hosts */
     bool folds;                 /* and all these devices reduce */
+    bool pulled;                /* all ranks read each other's large messages (DDL_TRANSPORT_PULLS), as all know */
     ddl__device *stream_device; /* NULL: operations are ordered on no stream */
     void *stream;
     void *marks[DDL__MARKS]; /* events on the stream for what the call that is in here begins: ddl__enter_ordered */
@@ -22669,12 +22671,6 @@ static double ddl__native_seconds(const ddl_group *g, const ddl__call *call) {
     return (double)n->table->native_cost_ns(n->self, n->set, (int32_t)call->kind, bytes) * 1e-9;
 }
 
-/* Of two ranks both know the link; of more nobody knows that of others, and all must choose alike. */
-static bool ddl__call_pulled(const ddl_group *g) {
-    const ddl__endpoint *e = g->size == 2 ? g->context->links[g->ranks[1 - g->rank]].endpoint : NULL;
-    return e != NULL && (e->table->flags & DDL_TRANSPORT_PULLS) != 0;
-}
-
 static ddl__plan_args ddl__call_args(const ddl_group *g, const ddl__call *call) {
     ddl__plan_args args = {.kind = call->kind,
                            .size = g->size,
@@ -22689,7 +22685,7 @@ static ddl__plan_args ddl__call_args(const ddl_group *g, const ddl__call *call) 
                            .recv_counts = call->recv_counts,
                            .recv_offsets = call->recv_offsets,
                            .host_of = g->host_of,
-                           .pulled = ddl__call_pulled(g),
+                           .pulled = g->pulled && g->size == 2,
                            .native_s = ddl__native_seconds(g, call),
                            .on_device = call->on_device != DDL_HOST,
                            .straight = g->straight,
@@ -22748,7 +22744,7 @@ static ddl_status ddl__cached_make(ddl_context *c, ddl_group *g, const ddl__call
     e->plan.algorithm = e->on_device && ddl__host_count(&args) == 1 ? "native_device" : e->plan.algorithm;
     const char *name = e->plan.algorithm;
     ddl__page_algorithm(c, name);
-    e->algorithm_hash = ddl__mix_bytes(e->plan.fenced, name, strlen(name));
+    e->algorithm_hash = ddl__mix(ddl__mix_bytes(e->plan.fenced, name, strlen(name)), (uint64_t)args.chunk_bytes);
     if (args.inner != NULL) {
         e->algorithm_hash = ddl__mix_bytes(e->algorithm_hash, args.inner->name, strlen(args.inner->name));
     }
@@ -22932,7 +22928,8 @@ enum {
     DDL__NATIVE_HOST = 1,
     DDL__NATIVE_DEVICE = 2,
     DDL__NATIVE_STRAIGHT = 4, /* see ddl_group.straight, */
-    DDL__NATIVE_FOLDS = 8     /* and folds */
+    DDL__NATIVE_FOLDS = 8,    /* folds, */
+    DDL__NATIVE_PULLED = 16   /* and pulled */
 };
 
 /* Where devices take part: in groups within a host, and where all hosts have as many members, two or more. */
@@ -22959,6 +22956,16 @@ static bool ddl__straight_reaches(const ddl_group *g) {
         if (memory != NULL) {
             e->table->memory_release(e->self, memory); /* more than was asked for */
         }
+    }
+    return all;
+}
+
+/* Whether all others read the large messages of this rank. */
+static bool ddl__pulled_by_all(const ddl_group *g) {
+    bool all = g->size > 1;
+    for (int32_t i = 0; all && i < g->size; i++) {
+        const ddl__endpoint *e = g->context->links[g->ranks[i]].endpoint;
+        all = i == g->rank || (e != NULL && (e->table->flags & DDL_TRANSPORT_PULLS) != 0);
     }
     return all;
 }
@@ -22994,7 +23001,7 @@ static int32_t ddl__native_open(ddl_group *g) {
     g->straight = ddl__straight_reaches(g);
     g->folds = g->straight && ddl__devices_fold(c);
     opened |= (g->straight ? DDL__NATIVE_STRAIGHT : 0) | (g->folds ? DDL__NATIVE_FOLDS : 0);
-    return opened;
+    return opened | (ddl__pulled_by_all(g) ? DDL__NATIVE_PULLED : 0);
 }
 
 static void ddl__native_close_one(ddl_group *g, ddl__native *n) {
@@ -23015,9 +23022,11 @@ static void ddl__native_close(ddl_group *g, int32_t keep) {
     }
     bool straight = g->straight && (keep & DDL__NATIVE_STRAIGHT) != 0;
     bool folds = g->folds && (keep & DDL__NATIVE_FOLDS) != 0;
-    g->settings_version += g->straight != straight || g->folds != folds;
+    bool pulled = (keep & DDL__NATIVE_PULLED) != 0;
+    g->settings_version += g->straight != straight || g->folds != folds || g->pulled != pulled;
     g->straight = straight;
     g->folds = folds;
+    g->pulled = pulled;
 }
 
 /* >>operation */

@@ -116,7 +116,7 @@ enum {
     DDL_TRANSPORT_EVENT = 1u << 7,   /* and ddl_native_call.event: the events are of the device in the same plugin */
     DDL_TRANSPORT_BLIND = 1u << 4, /* does not notice that another host is gone: the core watches it over TCP as well */
     /* Its receivers read large payloads from the sender: the next message of a transfer is sent while one is read, and
-     * one of up to 1 MiB without asking before. */
+     * one of up to 1 MiB without asking before; collectives of two ranks are cut into 512 KiB instead of 256. */
     DDL_TRANSPORT_PULLS = 1u << 8,
     /* What arrives is what the peer wrote: memory of this host alone. Headers then need no checksum and may come
      * without (unless DDL_CHECK=payload or DDL_MAC asks for it); damage by the peer itself is still looked for. */

@@ -7,7 +7,7 @@
 #include "algo/table.h"
 
 #define DDL__CHUNK_BYTES (256 * 1024)
-#define DDL__PULLED_CHUNK_BYTES (512 * 1024) /* where less would be copied: all_reduce of 4 MiB 2.9 ms, or 2.4 so */
+#define DDL__PULLED_CHUNK_BYTES (512 * 1024) /* of two ranks where messages of that size are read: docs/design.md */
 #define DDL__MIN_CHUNK_BYTES (32 * 1024)
 #define DDL__MAX_CHUNK_BYTES (1024 * 1024)
 #define DDL__MAX_CHUNKS 512 /* of one vector: bounds the length of plans */

@@ -2,7 +2,9 @@
 
 The libfabric plugin in whole programs: what ddl-info says of it, sentences of what cannot be, a library that is missing or
 too old, registrations that fail, and two ranks on two hosts, one of which is killed."""
+import json
 import os
+import pathlib
 import re
 import signal
 import socket
@@ -89,6 +91,28 @@ def ranks_that_see_different_providers_are_told_both():
         skip("this libfabric has no sockets provider")
     check("tcp" in text and "sockets" in text and "they cannot reach each other this way" in text, text[-3000:])
     check("no transport reaches rank" in text and "addresses that the other cannot use" in text, text[-3000:])
+
+
+def largest_piece(transports_of_rank_1):
+    """Of an all_reduce of 4 MiB between rank 0, which prefers libfabric, and another; its result is checked."""
+    with tempfile.TemporaryDirectory() as folder:
+        env = environment("fabric:tcp,tcp", DDL_TRACE=f"{folder}/t.json", DDL_TRACE_STEPS="1", DDL_ALGO="ring")
+        script = f'test "$RANK" = 0 || DDL_TRANSPORTS={transports_of_rank_1}; exec {PERF} all_reduce -b 4M -e 4M -n 2'
+        result = sh(str(RUN), "-n 2 --no-prefix", ["sh", "-c", script], env=env, timeout=60)
+        check(result.returncode == 0 and "0 elements are wrong" in result.stdout, result.stdout[-3000:])
+        events = json.loads(pathlib.Path(folder, "t.json").read_text())["traceEvents"]
+    return max(e["args"]["bytes"] for e in events if e["name"] == "receive and reduce")
+
+
+@test
+def two_ranks_that_read_cut_into_what_is_read():
+    check(largest_piece("fabric:tcp,tcp") == 512 << 10, "pieces are not of 512 KiB")
+
+
+@test
+def ranks_that_prefer_different_transports_cut_alike():
+    """Each sends by its own first choice; what only one of them knows decides nothing."""
+    check(largest_piece("tcp,fabric:tcp") == 256 << 10, "pieces are not of 256 KiB")
 
 
 @test

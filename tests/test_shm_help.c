@@ -93,7 +93,7 @@ static void while_it_sleeps(void) {
     faults.at_read = while_it_sleeps;
 }
 
-static void fetch_from_a_sleeper(uint64_t bytes) {
+static void fetch_from_a_sleeper(uint64_t bytes, bool has_memory) {
     static endpoint e[2];
     letter l;
     begin(e, 2, 1000);
@@ -101,6 +101,7 @@ static void fetch_from_a_sleeper(uint64_t bytes) {
     CHECK_EQ(post(&e[0], 1, &l, bytes), DDL_IN_PROGRESS);
     CHECK_EQ(e[0].transport->arm(e[0].self, &bell), DDL_OK);
     faults.at_read = while_it_sleeps;
+    faults.allocate = has_memory ? 0 : 1; /* for a window */
     while (e[1].arrived[0] == 0) {
         CHECK(e[1].transport->progress(e[1].self, -1) >= 0);
     }
@@ -110,11 +111,18 @@ static void fetch_from_a_sleeper(uint64_t bytes) {
 }
 
 TEST(a_sender_that_sleeps_is_woken) {
-    fetch_from_a_sleeper(BYTES);
+    fetch_from_a_sleeper(BYTES, true);
     CHECK(rings > 1 && rings <= PIECES / (int)SHM_HELP_PIECES + 1);
     CHECK(play.reads < PIECES / 3);
-    fetch_from_a_sleeper(SHM_HELP_PIECES * SHM_HELP_PIECE); /* to wake it takes longer than that */
+    fetch_from_a_sleeper(SHM_HELP_PIECES * SHM_HELP_PIECE, true); /* to wake it takes longer than that */
+    CHECK(play.reads > 0);
     CHECK_EQ(rings, 0);
+}
+
+TEST(a_sender_that_cannot_help_is_left_to_sleep) {
+    fetch_from_a_sleeper(BYTES, false);
+    CHECK(play.reads >= PIECES / (int)SHM_HELP_ALONE);
+    CHECK_EQ(rings, SHM_HELP_RINGS);
 }
 
 /* ---- on one core ---- */

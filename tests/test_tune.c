@@ -105,6 +105,8 @@ TEST(two_ranks_that_read_cut_coarser) {
     args.pulled = true;
     CHECK_STR(ddl__tune_choose(&t, &args).algo->name, "halving_doubling");
     CHECK_EQ(ddl__tune_choose(&t, &args).chunk_bytes, DDL__PULLED_CHUNK_BYTES);
+    args.count = (512 << 10) / 4;
+    CHECK_STR(ddl__tune_choose(&t, &args).algo->name, "halving_doubling");
     args.count = (256 << 10) / 4;
     CHECK_STR(ddl__tune_choose(&t, &args).algo->name, "recursive_doubling");
 }

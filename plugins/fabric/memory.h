@@ -122,9 +122,9 @@ static void fabric_blocks_free(fabric_self *s) {
     }
 }
 
-/* Where slots begin: so far behind multiples of a step, never at the start of a page. There the kernel puts what it sends, 24
- * bytes further, behind the head of ofi_rxm's, and Zen 3 and 4 copy a fifteenth as fast to a place that lies 1 to 31 bytes
- * further in its page than its source (plugins/shm/copy.h; 64 KiB sent in 51 us, or in 18). */
+/* Where slots begin: so far behind multiples of a step, never at the start of a page. Of a connection with nothing under
+ * way the kernel puts what it sends 24 bytes further, behind ofi_rxm's head, and Zen 3 and 4 copy a fifteenth as fast to
+ * a place that lies 1 to 31 bytes further in its page than its source (plugins/shm/copy.h; 64 KiB sent in 51 us, or 18). */
 enum { FABRIC_SLOT_STEP = 128, FABRIC_SLOT_BEHIND = 64 };
 
 /* `count` slots of one role, chained to *list. bytes 0: without memory. Large ones are not written to: their pages are there

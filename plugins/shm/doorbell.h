@@ -105,8 +105,8 @@ static void shm_bell_ring(shm *t, int32_t i) {
     (void)n; /* full: it has been rung; gone: the core hears of it elsewhere */
 }
 
-/* Wakes local rank i when it sleeps. What was written before this call is seen by it. */
-static inline void shm_wake(shm *t, int32_t i) {
+/* Wakes local rank i when it sleeps, and returns whether it did. What was written before this call is seen by it. */
+static inline bool shm_wake(shm *t, int32_t i) {
     _Atomic uint32_t *sleeping = &shm_control(t, i)->sleeping;
 #ifdef SHM_TSAN /* which does not know fences; a read-modify-write of the word itself does as well */
     bool asleep = atomic_fetch_or_explicit(sleeping, 0, memory_order_seq_cst) != 0;
@@ -114,9 +114,11 @@ static inline void shm_wake(shm *t, int32_t i) {
     shm_waker_fence(t);
     bool asleep = atomic_load_explicit(sleeping, memory_order_relaxed) != 0; /* ordered by the fence */
 #endif
-    if (asleep && atomic_exchange_explicit(sleeping, 0, memory_order_relaxed) != 0) { /* one of many rings */
-        shm_bell_ring(t, i);
+    if (!asleep || atomic_exchange_explicit(sleeping, 0, memory_order_relaxed) == 0) { /* one of many rings */
+        return false;
     }
+    shm_bell_ring(t, i);
+    return true;
 }
 
 /* Announces the sleep. Then the caller looks once more at all there may be to do. */

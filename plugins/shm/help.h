@@ -4,12 +4,14 @@
  * receiver takes from the window what lies there and from the sender's memory what does not. It must not know rings or
  * requests.
  *
- * Nobody waits for anybody: a sender that computes or is stopped stages nothing, and the receiver goes on by itself; one
- * that sleeps is woken. A sender begins when the receiver has, and has one window, for one message at a time. Pieces have stamps that
- * never come again: a receiver that was stopped meanwhile finds none of its own in a window that has gone on. */
+ * Nobody waits for anybody: a sender that computes or is stopped stages nothing, and the receiver goes on by itself;
+ * one that sleeps is woken. A sender begins when the receiver has, and has one window, for one message at a time. Pieces
+ * have stamps that never come again: a receiver that was stopped meanwhile finds none of its own in a window that has
+ * gone on. */
 #ifndef SHM_HELP_H
 #define SHM_HELP_H
 
+#include "doorbell.h"
 #include "memory.h"
 
 #include <sched.h>
@@ -18,6 +20,7 @@
 #define SHM_HELP_PIECES 8u         /* in a window: all of them lie in the second cache */
 #define SHM_HELP_ALONE 4u          /* who got so many pieces without help takes as many at once */
 #define SHM_HELP_YIELDS 2u         /* in a row that brought nothing: the sender does something else */
+#define SHM_HELP_RINGS 2u          /* the same of waking it */
 #define SHM_YIELD_LONG_NS 400000u  /* somebody who computes had the core */
 #define SHM_YIELD_PAUSE_NS 100000000u /* before the next try then */
 
@@ -45,6 +48,7 @@ typedef struct shm_helper {
     uint64_t stamp;       /* of its first piece */
     uint64_t next;        /* piece to be staged */
     uint64_t yields_ns;   /* not before: as a receiver, see shm_help_give_way */
+    uint32_t alone, rings, yields; /* as one too, since the last piece that was staged */
 } shm_helper;
 
 static inline void shm_help_begin(shm_help *h) { /* relaxed: published with the record */
@@ -141,6 +145,21 @@ static bool shm_help_give_way(const shm *t, shm_helper *own, const shm_help *h) 
     uint64_t after = t->host->now_ns(t->host);
     own->yields_ns = after - before > SHM_YIELD_LONG_NS ? after + SHM_YIELD_PAUSE_NS : 0;
     return true;
+}
+
+static void shm_help_found(shm_helper *own) { own->alone = own->rings = own->yields = 0; }
+
+/* Nothing is staged at byte `done` of a message. A sender that sleeps is woken, while more is left than waking it costs;
+ * one on this core gets it. Returns what lies there then. */
+static const void *shm_help_call(shm *t, shm_helper *own, shm_help *h, int32_t sender, uint64_t done, uint64_t bytes) {
+    bool worth = bytes - done > SHM_HELP_PIECES * SHM_HELP_PIECE;
+    if (worth && own->rings < SHM_HELP_RINGS && shm_wake(t, sender)) {
+        own->rings++;
+    }
+    if (own->yields < SHM_HELP_YIELDS && shm_help_give_way(t, own, h)) {
+        own->yields++;
+    }
+    return shm_help_find(t, h, done);
 }
 
 #endif /* SHM_HELP_H */

@@ -533,23 +533,20 @@ static void shm_probe(shm *t, int32_t i) {
 
 enum { SHM_FETCHED, SHM_REFUSED, SHM_LOST };
 
-/* From the sender's memory, in pieces; those that the sender has staged from there. One that sleeps is woken while there
- * is more to do than to wake it is worth. */
+/* From the sender's memory, in pieces; those that the sender has staged from there. */
 static bool shm_read_helped(shm *t, int32_t i, shm_fetch *record, uint64_t at) {
     shm_link *l = shm_link_of(t, i);
     shm_help *h = &record->help;
-    uint64_t alone = 0, yields = 0;
+    shm_helper *own = &t->messages->helper;
+    shm_help_found(own);
     for (uint64_t done = 0; done < l->bytes;) {
         const void *staged = shm_help_find(t, h, done);
-        if (staged == NULL && done > 0 && yields < SHM_HELP_YIELDS && shm_help_give_way(t, &t->messages->helper, h)) {
-            staged = shm_help_find(t, h, done);
-            yields = staged != NULL ? 0 : yields + 1;
+        staged = staged == NULL && done > 0 ? shm_help_call(t, own, h, i, done, l->bytes) : staged;
+        own->alone++;
+        if (staged != NULL) {
+            shm_help_found(own);
         }
-        if (staged == NULL && done > 0 && l->bytes - done > SHM_HELP_PIECES * SHM_HELP_PIECE) {
-            shm_wake(t, i);
-        }
-        alone = staged != NULL ? 0 : alone + 1;
-        uint64_t bytes = alone > SHM_HELP_ALONE ? SHM_HELP_ALONE * SHM_HELP_PIECE : SHM_HELP_PIECE;
+        uint64_t bytes = own->alone > SHM_HELP_ALONE ? SHM_HELP_ALONE * SHM_HELP_PIECE : SHM_HELP_PIECE;
         bytes = bytes < l->bytes - done ? bytes : l->bytes - done;
         atomic_store_explicit(&h->taking, done + bytes, memory_order_relaxed); /* a hint */
         if (staged != NULL) {

@@ -17,7 +17,7 @@ typedef struct ddl__terms {
     double n, rounds;             /* ranks, ceil(log2 n) */
     double bytes;                 /* of the whole vector; of gather and its like: all blocks together */
     double latency, byte, reduce; /* of the slowest link in use */
-    double aside;                 /* of a byte that is copied from where it came to where it waits */
+    double aside;                 /* of a byte that is copied from where it came before it is reduced */
     double near_latency, near_byte;
     double message; /* of a message that does not wait for the one before */
     double hosts, per_host;

@@ -98,7 +98,8 @@ static bool ddl__is_pow2(double n) { return ((int64_t)n & ((int64_t)n - 1)) == 0
 
 /* ceil(log2 n) (alpha + M (beta + gamma)), and one round more when some rank that folded may have to wait for another
  * that did: ids must differ in all bits for that, so more than half of them are folded. The ranks of a host share its
- * link. What comes is set aside before it is reduced. */
+ * link. In place, as training calls it, two ranks copy aside what comes before they reduce it: the tuner may not look
+ * whether it is. */
 static double ddl__cost_all_reduce_doubling(const ddl__terms *t) {
     double whole = (double)((int64_t)1 << (int)t->rounds);
     double rounds = t->rounds + (t->n < whole && t->n > 0.75 * whole ? 1 : 0);

@@ -47,7 +47,8 @@ enum {
     DDL__NATIVE_HOST = 1,
     DDL__NATIVE_DEVICE = 2,
     DDL__NATIVE_STRAIGHT = 4, /* see ddl_group.straight, */
-    DDL__NATIVE_FOLDS = 8     /* and folds */
+    DDL__NATIVE_FOLDS = 8,    /* folds, */
+    DDL__NATIVE_PULLED = 16   /* and pulled */
 };
 
 /* Where devices take part: in groups within a host, and where all hosts have as many members, two or more. */
@@ -74,6 +75,16 @@ static bool ddl__straight_reaches(const ddl_group *g) {
         if (memory != NULL) {
             e->table->memory_release(e->self, memory); /* more than was asked for */
         }
+    }
+    return all;
+}
+
+/* Whether all others read the large messages of this rank. */
+static bool ddl__pulled_by_all(const ddl_group *g) {
+    bool all = g->size > 1;
+    for (int32_t i = 0; all && i < g->size; i++) {
+        const ddl__endpoint *e = g->context->links[g->ranks[i]].endpoint;
+        all = i == g->rank || (e != NULL && (e->table->flags & DDL_TRANSPORT_PULLS) != 0);
     }
     return all;
 }
@@ -109,7 +120,7 @@ static int32_t ddl__native_open(ddl_group *g) {
     g->straight = ddl__straight_reaches(g);
     g->folds = g->straight && ddl__devices_fold(c);
     opened |= (g->straight ? DDL__NATIVE_STRAIGHT : 0) | (g->folds ? DDL__NATIVE_FOLDS : 0);
-    return opened;
+    return opened | (ddl__pulled_by_all(g) ? DDL__NATIVE_PULLED : 0);
 }
 
 static void ddl__native_close_one(ddl_group *g, ddl__native *n) {
@@ -130,9 +141,11 @@ static void ddl__native_close(ddl_group *g, int32_t keep) {
     }
     bool straight = g->straight && (keep & DDL__NATIVE_STRAIGHT) != 0;
     bool folds = g->folds && (keep & DDL__NATIVE_FOLDS) != 0;
-    g->settings_version += g->straight != straight || g->folds != folds;
+    bool pulled = (keep & DDL__NATIVE_PULLED) != 0;
+    g->settings_version += g->straight != straight || g->folds != folds || g->pulled != pulled;
     g->straight = straight;
     g->folds = folds;
+    g->pulled = pulled;
 }
 
 /* >>operation */

@@ -373,12 +373,6 @@ static double ddl__native_seconds(const ddl_group *g, const ddl__call *call) {
     return (double)n->table->native_cost_ns(n->self, n->set, (int32_t)call->kind, bytes) * 1e-9;
 }
 
-/* Of two ranks both know the link; of more nobody knows that of others, and all must choose alike. */
-static bool ddl__call_pulled(const ddl_group *g) {
-    const ddl__endpoint *e = g->size == 2 ? g->context->links[g->ranks[1 - g->rank]].endpoint : NULL;
-    return e != NULL && (e->table->flags & DDL_TRANSPORT_PULLS) != 0;
-}
-
 static ddl__plan_args ddl__call_args(const ddl_group *g, const ddl__call *call) {
     ddl__plan_args args = {.kind = call->kind,
                            .size = g->size,
@@ -393,7 +387,7 @@ static ddl__plan_args ddl__call_args(const ddl_group *g, const ddl__call *call) 
                            .recv_counts = call->recv_counts,
                            .recv_offsets = call->recv_offsets,
                            .host_of = g->host_of,
-                           .pulled = ddl__call_pulled(g),
+                           .pulled = g->pulled && g->size == 2,
                            .native_s = ddl__native_seconds(g, call),
                            .on_device = call->on_device != DDL_HOST,
                            .straight = g->straight,
@@ -452,7 +446,7 @@ static ddl_status ddl__cached_make(ddl_context *c, ddl_group *g, const ddl__call
     e->plan.algorithm = e->on_device && ddl__host_count(&args) == 1 ? "native_device" : e->plan.algorithm;
     const char *name = e->plan.algorithm;
     ddl__page_algorithm(c, name);
-    e->algorithm_hash = ddl__mix_bytes(e->plan.fenced, name, strlen(name));
+    e->algorithm_hash = ddl__mix(ddl__mix_bytes(e->plan.fenced, name, strlen(name)), (uint64_t)args.chunk_bytes);
     if (args.inner != NULL) {
         e->algorithm_hash = ddl__mix_bytes(e->algorithm_hash, args.inner->name, strlen(args.inner->name));
     }

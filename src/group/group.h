@@ -125,6 +125,7 @@ struct ddl_group {
     ddl__native device_native;  /* for tensors on devices */
     bool straight;              /* all ranks reach devices of all others without their hosts */
     bool folds;                 /* and all these devices reduce */
+    bool pulled;                /* all ranks read each other's large messages (DDL_TRANSPORT_PULLS), as all know */
     ddl__device *stream_device; /* NULL: operations are ordered on no stream */
     void *stream;
     void *marks[DDL__MARKS]; /* events on the stream for what the call that is in here begins: ddl__enter_ordered */
