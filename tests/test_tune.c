@@ -92,7 +92,7 @@ TEST(two_ranks_halve_only_what_is_large) {
     CHECK(strcmp(choose_all_reduce(&t, 2, 262144).algo->name, "recursive_doubling") != 0);
 }
 
-/* As libfabric's tcp on loopback is: what comes in a message is copied aside, and more at once is read in place. */
+/* As libfabric's tcp on loopback is: what comes in a message is copied aside, and more at once is read. */
 TEST(two_ranks_that_read_cut_coarser) {
     ddl__tuning t = tuning();
     on_hosts(MAX_RANKS, MAX_RANKS);
