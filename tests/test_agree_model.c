@@ -2,7 +2,7 @@
  * Ranks enter late, messages of a pair keep their order and no other, ranks die between any two sends, and each survivor
  * learns of a death at its own time, losing what the dead had still on its way. All who decide decide the same, the
  * living all decide, and the value is right. What kills of processes hit once in thousands, this hits in every run.
- * tests/run: timeout=90 */
+ * tests/run: variants=asan timeout=90 */
 #define TEST_TIMEOUT_S 3000
 #define DDL_IMPLEMENTATION
 #include "faults.h"

@@ -1,6 +1,6 @@
 /* Compressed all-reduce over 1 to 4 ranks (threads): every kind gives all ranks the same bits and the average that a
  * dense oracle expects; residuals keep what was not sent; gTop-k equals its tree done with dense arrays; errors.
- * tests/run: variants=gcc,asan,tsan libs=-lm timeout=120 */
+ * tests/run: variants=asan,tsan libs=-lm timeout=120 */
 #define DDL_IMPLEMENTATION
 #include "ddl.h"
 

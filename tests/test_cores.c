@@ -1,5 +1,5 @@
 /* Ranks that wait on one core move apart: who goes where, how often, and what is left alone.
- * tests/run: variants=gcc,asan,tsan timeout=60 */
+ * tests/run: variants=asan,tsan timeout=60 */
 #define DDL_IMPLEMENTATION
 #include "world.h"
 

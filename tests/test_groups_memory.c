@@ -1,5 +1,5 @@
 /* Making groups where one rank has no memory for a while, for a message or its part: none waits until its deadline.
- * tests/run: variants=gcc,asan timeout=60 */
+ * tests/run: variants=asan timeout=60 */
 #define DDL_IMPLEMENTATION
 #include "ddl.h"
 

@@ -2,7 +2,7 @@
  * newcomers come late and die between any two sends, who receives newcomers too; several newcomers want one rank; one
  * that lost who received it gives up and comes again. Nobody waits for ever, all who end with a group have the same one,
  * and a newcomer is told so only of a group that all members have made.
- * tests/run: timeout=240 */
+ * tests/run: variants=asan timeout=240 */
 #define TEST_TIMEOUT_S 3000
 #define DDL_IMPLEMENTATION
 #include "faults.h"

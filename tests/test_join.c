@@ -1,6 +1,6 @@
 /* Joining: what other ranks say about themselves is read before it is used, whoever passed it on; measured figures are
  * kept in a file, and a damaged file is measured again.
- * tests/run: variants=gcc,asan timeout=60 */
+ * tests/run: variants=asan timeout=60 */
 #define DDL_IMPLEMENTATION
 #include "world.h"
 

@@ -1,5 +1,5 @@
 /* A message that is too long to be sent at once, and no memory to offer it or to ask for it: an error at once.
- * tests/run: variants=gcc,asan timeout=60 */
+ * tests/run: variants=asan timeout=60 */
 #define DDL_IMPLEMENTATION
 #include "world.h"
 

@@ -1,5 +1,5 @@
 /* What ddl itself sends beside the data of its callers: one form on all machines, and no size that breaks anything.
- * tests/run: timeout=30 */
+ * tests/run: variants=asan timeout=30 */
 #define DDL_IMPLEMENTATION
 #include "test.h"
 

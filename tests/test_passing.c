@@ -1,5 +1,5 @@
 /* File descriptors go from rank to rank inside a host, to whom they were meant for, and strangers get nowhere.
- * tests/run: variants=gcc,asan,tsan timeout=60 */
+ * tests/run: variants=asan,tsan timeout=60 */
 #define DDL_IMPLEMENTATION
 #include "world.h"
 

@@ -1,6 +1,6 @@
 /* What reaches a parameter server from a worker that ends in the middle of asking, from two threads of one worker at
  * once, and from a program of another mind.
- * tests/run: variants=gcc,asan timeout=60 */
+ * tests/run: variants=asan timeout=60 */
 #define DDL_IMPLEMENTATION
 #include "ps.h"
 

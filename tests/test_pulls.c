@@ -1,7 +1,7 @@
 /* Of a long message over a transport whose receivers read (DDL_TRANSPORT_PULLS) the next part is offered while one is
  * read; over TCP one part is under way at a time. All bytes come, in order, both ways at once. A send that is given up with
  * two parts under way gives its memory back. A message of up to 1 MiB comes before it is asked for, one at a time.
- * tests/run: variants=gcc,asan timeout=60 */
+ * tests/run: variants=asan timeout=60 */
 #define DDL_IMPLEMENTATION
 #include "coll.h"
 

@@ -1,6 +1,6 @@
 /* A blocking call through shared memory that repeats the one before on other memory skips its checks: what it moves is
  * right wherever the tensors lie, and what the checks refuse is still refused and changes nothing.
- * tests/run: variants=gcc,asan,tsan timeout=90 */
+ * tests/run: variants=asan,tsan timeout=90 */
 #define _GNU_SOURCE 1
 #define DDL_IMPLEMENTATION
 #define DDL__STATIC_PLUGINS(X) X(shm)

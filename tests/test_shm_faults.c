@@ -1,6 +1,6 @@
 /* Shared memory under the core, where the system refuses something: joining, another rank's memory, a set for one group
  * more. All ranks get the same error, naming the rank, or go on in another way; nobody waits, no result is wrong.
- * tests/run: variants=gcc,asan timeout=120 waits=yes */
+ * tests/run: variants=asan timeout=120 waits=yes */
 #define TEST_TIMEOUT_S 400
 #define _GNU_SOURCE 1
 #define DDL_IMPLEMENTATION

@@ -1,5 +1,5 @@
 /* The counters: collectives, bytes and time by algorithm and by transport that runs them; who was last; what was slow;
- * and their text. tests/run: variants=gcc,asan timeout=90 */
+ * and their text. tests/run: variants=asan timeout=90 */
 #define _GNU_SOURCE 1
 #define DDL_IMPLEMENTATION
 #define DDL__STATIC_PLUGINS(X) X(shm)

@@ -1,7 +1,7 @@
 /* Everything that can knock at a port knocks at those of running ranks: garbage, HTTP, half-open and silent clients, more
  * than the table of strangers holds, wrong secrets, wrong jobs, replayed handshakes, ranks that are there already. The
  * job's all_reduces stay right, nobody is declared dead, and the refused are counted.
- * tests/run: timeout=90 */
+ * tests/run: variants=asan timeout=90 */
 #define TEST_TIMEOUT_S 600
 #define DDL_IMPLEMENTATION
 #include "faults.h"

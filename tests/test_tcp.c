@@ -1,6 +1,6 @@
 /* The TCP transport on a host of its own: a peer that ends between two steps of making a connection,
  * and the order of what waits to be sent.
- * tests/run: variants=gcc,asan timeout=60 */
+ * tests/run: variants=asan timeout=60 */
 #define DDL_IMPLEMENTATION
 #include "test.h"
 

@@ -1,7 +1,7 @@
 /* One rank of a trainer runs out of memory, at each of its allocations in turn: at the start, where lines are measured,
  * where plans race, where a config is switched, over servers and their ranks. The others are told at once and by its
  * name, not by their deadline; it is freed, and leaks nothing.
- * tests/run: variants=gcc,asan timeout=180 waits=yes */
+ * tests/run: variants=asan timeout=180 waits=yes */
 #define _GNU_SOURCE 1 /* before the first header of the system */
 #include <stdlib.h>
 
