@@ -221,7 +221,8 @@ TEST(what_never_can_be_read_is_sent) {
     world_end(e, 2);
 }
 
-/* A rank that sleeps while a payload is read is woken by what comes: it never waits for a timer. */
+/* A rank that sleeps while a payload is read is woken by what comes: it never waits for a timer. While it is awake nothing
+ * that comes wakes our own set. */
 TEST(a_rank_that_reads_is_woken) {
     NEED_LIBFABRIC();
     enum { BYTES = 32 << 20 };
@@ -241,7 +242,10 @@ TEST(a_rank_that_reads_is_woken) {
             slept++;
             woken += poll(&wait, 1, 2000) == 1;
         }
+        const fabric_self *reader = self_of(&e[1]);
+        CHECK(!armed || (reader->rails[0].watched && reader->readers[0].watched));
         CHECK(fabric_transport.progress(e[1].self, -1) >= 0);
+        CHECK(!reader->rails[0].watched && !reader->readers[0].watched);
     }
     CHECK_EQ(e[1].arrived[0], 2);
     CHECK(slept > 0);
