@@ -1,8 +1,7 @@
 /* message: messages between two ranks of a host, over their two rings. It must not know what a message means.
  *
  *     small                      through the ring: the sender copies in, the core takes it where it lies
- *     a little larger, twice     in pieces through the ring, so that one copies in while the other copies out: where that
- *                                is faster than in one record, at some KiB and again from where a record is too large
+ *     a little larger            in pieces through the ring, so that one copies in while the other copies out
  *     large, in lent memory      the ring says where: the receiver copies from its view of the sender's arena
  *     large, ordinary memory     the ring says where: the receiver lets the kernel copy (process_vm_readv); a sender
  *                                that waits meanwhile helps (help.h)
@@ -24,14 +23,12 @@
 #include <sys/uio.h>
 
 /* Where one way becomes faster than the other, between two cores that share a cache. */
-#define SHM_EAGER_BYTES (16u << 10)
 #define SHM_EAGER_LENT_BYTES (4u << 10)
 #define SHM_LINED_LEAST (1u << 10)
 #define SHM_STREAM_BYTES (64u << 10) /* up to here a call of the kernel takes longer than copying twice at a time */
-#define SHM_STREAM_CROWDED (32u << 10) /* the same where both sides take turns on a core */
-#define SHM_PIECE_BYTES (12u << 10)
-#define SHM_SHORT_PIECE (2u << 10)
-#define SHM_PIECED_BYTES (6u << 10) /* from a short piece up to here two or three of them are faster than one record */
+/* A piece: half of a message, within bounds. */
+#define SHM_PIECE_SHORTEST (2u << 10)
+#define SHM_PIECE_LONGEST (6u << 10)
 #define SHM_PROBE_NS 50000000u    /* how long a process that was the peer's surely is */
 #define SHM_TURN_BYTES (2u << 20) /* one busy peer does not keep the others waiting for longer than this */
 
@@ -276,7 +273,8 @@ static int shm_push_stream(shm *t, int32_t i, ddl_message *m) {
         shm_ring_publish(&l->out, SHM_STREAM, sizeof *to);
         *done = 1;
     }
-    uint64_t each = m->payload_bytes <= SHM_PIECED_BYTES ? SHM_SHORT_PIECE : SHM_PIECE_BYTES;
+    uint64_t each = (m->payload_bytes / 2 + SHM_RING_LINE - 1) / SHM_RING_LINE * SHM_RING_LINE;
+    each = each > SHM_PIECE_LONGEST ? SHM_PIECE_LONGEST : each < SHM_PIECE_SHORTEST ? SHM_PIECE_SHORTEST : each;
     while (*done - 1 < m->payload_bytes) {
         uint64_t rest = m->payload_bytes - (*done - 1), piece = rest < each ? rest : each;
         uint64_t most = shm_ring_record_max(&l->out) / 2;
@@ -300,8 +298,7 @@ static int shm_push(shm *t, int32_t i, ddl_message *m) {
         return shm_push_stream(t, i, m);
     }
     bool lent = m->payload_bytes > SHM_EAGER_LENT_BYTES && shm_locate(t, m->payload, m->payload_bytes, &offset);
-    bool pieces = m->payload_bytes > SHM_SHORT_PIECE && m->payload_bytes <= SHM_PIECED_BYTES;
-    if (m->payload_bytes <= t->messages->eager_bytes && !lent && !pieces) {
+    if (m->payload_bytes <= t->messages->eager_bytes) {
         return shm_push_eager(l, m, t->messages->strings);
     }
     if (lent) {
@@ -928,9 +925,8 @@ static ddl_status shm_messages_open(shm *t) {
     uint64_t most = t->address.ring_bytes / 4;
     m->strings = shm_copies_strings();
     m->stumbles = shm_may_stumble();
-    m->eager_bytes = SHM_EAGER_BYTES < most ? SHM_EAGER_BYTES : most;
-    uint64_t stream = t->crowded ? SHM_STREAM_CROWDED : SHM_STREAM_BYTES;
-    m->stream_bytes = stream < 4 * most ? stream : 4 * most;
+    m->eager_bytes = SHM_PIECE_SHORTEST < most ? SHM_PIECE_SHORTEST : most;
+    m->stream_bytes = SHM_STREAM_BYTES < 4 * most ? SHM_STREAM_BYTES : 4 * most;
     return getrandom(&m->probe, sizeof m->probe, 0) == sizeof m->probe ? DDL_OK : DDL_ERR_SYSTEM;
 }
 
