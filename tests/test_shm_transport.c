@@ -6,7 +6,7 @@
 
 /* ---- messages ---- */
 
-static const uint64_t sizes[] = {0, 1, 8, 9, 47, 48, 49, 1023, 1024, 2048, 2049, 4096, 6144, 6145, 16384, 16385, 65536, 0, 65537, 300001, 1 << 20, 3};
+static const uint64_t sizes[] = {0, 1, 8, 9, 47, 48, 49, 1023, 1024, 2048, 2049, 4096, 4097, 8192, 12288, 12289, 16384, 16385, 65536, 0, 65537, 300001, 1 << 20, 3};
 enum { SIZES = sizeof sizes / sizeof sizes[0] };
 
 /* All to all: each rank has all its letters under way before anybody reads. lent: from tensor memory. */
@@ -386,23 +386,26 @@ TEST(recall_while_the_peer_is_fetching) {
     world_close(e, 2);
 }
 
-static void recall_queued(const char *setting, int lent) {
-    enum { LETTERS = 200, BYTES = 100000 };
+static void recall_queued(uint64_t bytes, const char *setting, int lent) {
+    enum { LETTERS = 200 };
     static endpoint e[2];
     static letter l[LETTERS];
     world_open_as(e, 2, setting, "SHM_RING_BYTES=16K");
     int count = 0;
     for (int i = 0; i < LETTERS; i++) {
         void *memory = NULL;
-        CHECK(!lent || e[0].transport->memory_alloc(e[0].self, BYTES, &memory) == DDL_OK);
-        CHECK_EQ(post_in(&e[0], 1, &l[i], BYTES, memory), DDL_IN_PROGRESS);
-        count += l[i].message.priv[SHM_NOTE_END] > 0 || l[i].message.priv[SHM_NOTE_DONE] > 0;
+        CHECK(!lent || e[0].transport->memory_alloc(e[0].self, bytes, &memory) == DDL_OK);
+        ddl_status status = post_in(&e[0], 1, &l[i], bytes, memory);
+        CHECK(status == DDL_IN_PROGRESS || (status == DDL_OK && i == 0 && bytes < 16 << 10)); /* the ring takes one */
+        count += status == DDL_OK || l[i].message.priv[SHM_NOTE_END] > 0 || l[i].message.priv[SHM_NOTE_DONE] > 0;
     }
     CHECK(count > 0 && count < LETTERS); /* some are in the ring or begun: those must still arrive */
     for (int i = 0; i < LETTERS; i++) {
         recalled_at = &e[0];
         recalled_letter = &l[i];
-        recall_now();
+        if (l[i].borrowed) {
+            recall_now();
+        }
     }
     DRIVE(e, 2, e[1].arrived[0] == (uint64_t)count) {}
     progress_all(e, 2);
@@ -416,9 +419,10 @@ static void recall_queued(const char *setting, int lent) {
     world_close(e, 2);
 }
 
-TEST(recall_of_what_waits_to_be_fetched) { recall_queued(NULL, 0); }
-TEST(recall_of_lent_memory) { recall_queued(NULL, 1); }
-TEST(recall_of_a_stream) { recall_queued("SHM_CMA=0", 0); }
+TEST(recall_of_what_waits_to_be_fetched) { recall_queued(100000, NULL, 0); }
+TEST(recall_of_lent_memory) { recall_queued(100000, NULL, 1); }
+TEST(recall_of_a_stream) { recall_queued(100000, "SHM_CMA=0", 0); }
+TEST(recall_of_two_pieces) { recall_queued(8192, NULL, 0); }
 
 /* There is no memory for the copy: the link is given up, but not from inside the recall, as the core is in the middle of
  * taking back its other messages. */

@@ -29,7 +29,7 @@ static int32_t fabric_move(fabric_self *s) {
     return events;
 }
 
-/* Nobody sleeps while somebody polls: until then no packet shall pay for another set that it wakes. */
+/* Who polls is awake, and no thread sleeps for it: until the next sleep no packet has to wake our own set as well. */
 static void fabric_unwatch(fabric_self *s) {
     for (int32_t i = 0; i < s->rail_count; i++) {
         fabric_watch(s, &s->rails[i], 0);

@@ -21,7 +21,6 @@
 #endif
 #define SHM_STREAMED_LEAST 2048u /* less is slower than an ordinary copy */
 #define SHM_STRING_LEAST 2048u   /* the same; from here on glibc's memcpy copies strings */
-#define SHM_AHEAD_BYTES 4096u    /* more is on its way before the first of it is used */
 
 /* Copies whole words one by one, as somebody has just written them: a wider load would wait until those have left the
  * store buffer. `to` is aligned to 8. */
@@ -130,7 +129,7 @@ static inline void shm_copy_over(void *to, const void *from, uint64_t bytes, boo
 
 /* Asks for what another core has written, all lines at once, while its header is looked at. */
 static inline void shm_ask_ahead(const uint8_t *from, uint64_t bytes) {
-    for (uint64_t at = 0; at < bytes && at < SHM_AHEAD_BYTES; at += 64) {
+    for (uint64_t at = 0; at < bytes; at += 64) {
         __builtin_prefetch(from + at);
     }
 }

@@ -23,7 +23,8 @@
 #include <sys/uio.h>
 
 /* Where one way becomes faster than the other, between two cores that share a cache. */
-#define SHM_EAGER_LENT_BYTES (4u << 10)
+#define SHM_EAGER_BYTES (2u << 10) /* the least ring takes that */
+#define SHM_STREAM_LENT_BYTES (4u << 10)
 #define SHM_LINED_LEAST (1u << 10)
 #define SHM_STREAM_BYTES (64u << 10) /* up to here a call of the kernel takes longer than copying twice at a time */
 /* A piece: half of a message, within bounds. */
@@ -84,7 +85,7 @@ typedef struct shm_link {
 
 typedef struct shm_messages {
     shm_link *links; /* by local index */
-    uint64_t eager_bytes, stream_bytes;
+    uint64_t stream_bytes;
     bool strings; /* see shm_copy_over */
     bool stumbles; /* see shm_may_stumble */
     uint8_t *aside; /* for shm_read_aside, two pages more than a piece; NULL: not yet needed */
@@ -273,7 +274,7 @@ static int shm_push_stream(shm *t, int32_t i, ddl_message *m) {
         shm_ring_publish(&l->out, SHM_STREAM, sizeof *to);
         *done = 1;
     }
-    uint64_t each = (m->payload_bytes / 2 + SHM_RING_LINE - 1) / SHM_RING_LINE * SHM_RING_LINE;
+    uint64_t each = shm_ring_lines((m->payload_bytes + 1) / 2);
     each = each > SHM_PIECE_LONGEST ? SHM_PIECE_LONGEST : each < SHM_PIECE_SHORTEST ? SHM_PIECE_SHORTEST : each;
     while (*done - 1 < m->payload_bytes) {
         uint64_t rest = m->payload_bytes - (*done - 1), piece = rest < each ? rest : each;
@@ -297,11 +298,10 @@ static int shm_push(shm *t, int32_t i, ddl_message *m) {
     if (m->priv[SHM_NOTE_DONE] > 0) {
         return shm_push_stream(t, i, m);
     }
-    bool lent = m->payload_bytes > SHM_EAGER_LENT_BYTES && shm_locate(t, m->payload, m->payload_bytes, &offset);
-    if (m->payload_bytes <= t->messages->eager_bytes) {
+    if (m->payload_bytes <= SHM_EAGER_BYTES) {
         return shm_push_eager(l, m, t->messages->strings);
     }
-    if (lent) {
+    if (m->payload_bytes > SHM_STREAM_LENT_BYTES && shm_locate(t, m->payload, m->payload_bytes, &offset)) {
         return shm_push_fetch(l, m, offset, true);
     }
     /* Relaxed: a hint, either way is right. */
@@ -922,11 +922,9 @@ static ddl_status shm_messages_open(shm *t) {
         m->links[i].fetched.last = &m->links[i].fetched.first;
         m->links[i].waiting.last = &m->links[i].waiting.first;
     }
-    uint64_t most = t->address.ring_bytes / 4;
     m->strings = shm_copies_strings();
     m->stumbles = shm_may_stumble();
-    m->eager_bytes = SHM_PIECE_SHORTEST < most ? SHM_PIECE_SHORTEST : most;
-    m->stream_bytes = SHM_STREAM_BYTES < 4 * most ? SHM_STREAM_BYTES : 4 * most;
+    m->stream_bytes = SHM_STREAM_BYTES < t->address.ring_bytes ? SHM_STREAM_BYTES : t->address.ring_bytes;
     return getrandom(&m->probe, sizeof m->probe, 0) == sizeof m->probe ? DDL_OK : DDL_ERR_SYSTEM;
 }
 
