@@ -109,8 +109,8 @@ static void fabric_rail_close(fabric_self *s, fabric_rail *r) {
     memset(r, 0, sizeof *r);
 }
 
-/* While a rank sleeps, a rail's descriptor is in our set when others are, too: one that is in a set costs every message a wake-up more. Returns
- * whether it is as it should be. */
+/* While a rank sleeps, a rail's descriptor is in our set when others are, too: one that is in a set costs every message a
+ * wake-up more. Returns whether it is as it should be. */
 static int fabric_watch(fabric_self *s, fabric_rail *r, int watch) {
     struct epoll_event event = {.events = EPOLLIN};
     if (r->watched != watch && r->wait_fd >= 0 &&
