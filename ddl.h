@@ -31300,6 +31300,10 @@ static inline double ddl__lanes_sum(const double lanes[DDL__RUN]) {
  * wherever they are made. */
 #define DDL__BLOCK 4096
 
+/* Within a stretch the sums of blocks are added in their order, then those of stretches: a device makes one stretch
+ * beside the other. Its callers see to that; the functions here are for one. */
+#define DDL__STRETCH ((int64_t)16 * DDL__BLOCK)
+
 /* sums[0] += the sum of x[i]^2, sums[1] += that of y[i]^2. */
 static inline void ddl__pair_squares_at(ddl__cpu level, const float *x, const float *y, int64_t count,
                                         double sums[2]) {
@@ -31563,10 +31567,10 @@ static inline void ddl__optim_run(ddl__optim_fn kernel, const ddl__optim_scalars
  *     ddl__optim_init(sentence, &config, &optimizer)                checks, fills in the defaults
  *     state = zeroed floats, ddl__optim_slots(&optimizer) per element
  *     elementwise kinds:   ddl__optim_step(&optimizer, &part, NULL)
- *     LARS and LAMB:       ddl__optim_sums(&optimizer, &part, sums)   of each part, once per step
- *                          add the sums of all parts of the tensor, in a fixed order
+ *     LARS and LAMB:       ddl__optim_sums(&optimizer, &part, sums)   of the tensor, once per step, or
+ *                          ddl__optim_tally_add(&tally, level, &optimizer, &part, sums)   of its parts in their order
  *                          ddl__optim_step(&optimizer, &part, sums)
- * With the same part sums the parts of a tensor get the same bits as the whole. State of f64 tensors is f64. */
+ * With the same sums the parts of a tensor get the same bits as the whole. State of f64 tensors is f64. */
 
 static inline const char *ddl__optim_name(ddl_optimizer_kind kind) {
     static const char *const names[] = {"SGD", "momentum", "Nesterov", "Adam", "AdamW", "LARS", "LAMB", "fn"};
@@ -31729,10 +31733,9 @@ static inline void ddl__lamb_sums_f64(ddl__cpu level, const ddl_optimizer *o, co
     }
 }
 
-/* First half of a step of LARS and LAMB on a part: out_sums[0] = sum of w^2, out_sums[1] = sum of g^2 (LARS) or of the
- * update's squares (LAMB, whose moments take in the gradient here: call it once per step). Others: zeros. */
-static inline void ddl__optim_sums_at(ddl__cpu level, const ddl_optimizer *o, const ddl_optimizer_part *part,
-                                      double out_sums[2]) {
+/* ddl__optim_sums of a stretch or less. */
+static inline void ddl__optim_stretch_sums(ddl__cpu level, const ddl_optimizer *o, const ddl_optimizer_part *part,
+                                           double out_sums[2]) {
     out_sums[0] = out_sums[1] = 0;
     if (o->kind == DDL_LARS && part->dtype == DDL_F64) {
         out_sums[0] = ddl__sum_squares_f64((const double *)(const void *)part->param, part->count);
@@ -31744,6 +31747,53 @@ static inline void ddl__optim_sums_at(ddl__cpu level, const ddl_optimizer *o, co
     } else if (o->kind == DDL_LAMB) {
         ddl__lamb_sums(level, o, part, out_sums);
     }
+}
+
+/* Sums of a tensor that is done part by part: of whole stretches, and of the one under way, of which `done` elements
+ * are in. */
+typedef struct ddl__optim_tally {
+    double before[2], stretch[2];
+    int64_t done;
+} ddl__optim_tally;
+
+/* `count` elements of a part, from element `at` of it on. */
+static inline ddl_optimizer_part ddl__part_of_part(const ddl_optimizer_part *part, int64_t at, int64_t count) {
+    size_t bytes = (size_t)at * ddl__part_size(part);
+    ddl_optimizer_part some = *part;
+    some.offset += at;
+    some.count = count;
+    some.param = (float *)(void *)((char *)part->param + bytes);
+    some.grad = (const float *)(const void *)((const char *)part->grad + bytes);
+    some.state = part->state != NULL ? (float *)(void *)((char *)part->state + bytes) : NULL;
+    return some;
+}
+
+/* The next part of a tensor; out_sums: of all so far. They are the same however the tensor is cut at blocks. */
+static inline void ddl__optim_tally_add(ddl__optim_tally *t, ddl__cpu level, const ddl_optimizer *o,
+                                        const ddl_optimizer_part *part, double out_sums[2]) {
+    for (int64_t i = 0, some; i < part->count; i += some) {
+        double found[2];
+        some = DDL__MIN(part->count - i, DDL__STRETCH - t->done);
+        ddl_optimizer_part cut = ddl__part_of_part(part, i, some);
+        ddl__optim_stretch_sums(level, o, &cut, found);
+        t->done = (t->done + some) % DDL__STRETCH;
+        for (int32_t k = 0; k < 2; k++) {
+            t->stretch[k] += found[k];
+            t->before[k] += t->done == 0 ? t->stretch[k] : 0;
+            t->stretch[k] = t->done == 0 ? 0 : t->stretch[k];
+        }
+    }
+    for (int32_t k = 0; k < 2; k++) {
+        out_sums[k] = t->before[k] + t->stretch[k];
+    }
+}
+
+/* First half of a step of LARS and LAMB on a tensor: out_sums[0] = sum of w^2, out_sums[1] = sum of g^2 (LARS) or of
+ * the update's squares (LAMB, whose moments take in the gradient here: call it once per step). Others: zeros. */
+static inline void ddl__optim_sums_at(ddl__cpu level, const ddl_optimizer *o, const ddl_optimizer_part *part,
+                                      double out_sums[2]) {
+    ddl__optim_tally tally = {.done = 0};
+    ddl__optim_tally_add(&tally, level, o, part, out_sums);
 }
 
 static inline void ddl__optim_sums(const ddl_optimizer *o, const ddl_optimizer_part *part, double out_sums[2]) {
@@ -31824,6 +31874,7 @@ typedef struct ddl__lane {
     double *numbers, *told; /* results that the host wants: on the device, and as the host was told */
     float *scratch[2];      /* for the largest array each, of f64 too */
     double *partial;        /* of sums of squares; codes' scratch */
+    ddl__optim_tally tally; /* of the tensor that the host is at */
 } ddl__lane;
 
 static bool ddl__lane_is_host(const ddl__lane *lane) { return lane == NULL || lane->device == NULL; }
@@ -32169,10 +32220,29 @@ static void ddl__lane_average(ddl__lane *lane, void *data, int64_t count, ddl_dt
     }
 }
 
+/* Of at most a stretch. */
+static double ddl__stretch_squares(const void *x, ddl_dtype dtype, int64_t count) {
+    float block[DDL__LANE_BLOCK];
+    double sum = 0;
+    if (dtype == DDL_F32) {
+        return ddl__sum_squares(x, count);
+    }
+    if (dtype == DDL_F64) {
+        return ddl__sum_squares_f64(x, count);
+    }
+    for (int64_t i = 0; i < count; i += DDL__LANE_BLOCK) {
+        int64_t some = DDL__MIN(count - i, (int64_t)DDL__LANE_BLOCK);
+        ddl__convert(block, DDL_F32, (const char *)x + 2 * i, dtype, some);
+        sum += ddl__sum_squares(block, some);
+    }
+    return sum;
+}
+
 /* Number `at` becomes the sum of squares of an array. */
 static void ddl__lane_squares(ddl__lane *lane, const void *x, ddl_dtype dtype, int64_t count, int64_t at) {
+    size_t size = ddl_dtype_bytes(dtype);
     if (!ddl__lane_is_host(lane)) {
-        if (ddl_dtype_bytes(dtype) == 2) {
+        if (size == 2) {
             ddl__lane_convert(lane, lane->scratch[0], DDL_F32, x, dtype, count);
             x = lane->scratch[0];
             dtype = DDL_F32;
@@ -32181,18 +32251,10 @@ static void ddl__lane_squares(ddl__lane *lane, const void *x, ddl_dtype dtype, i
         ddl__lane_kernel(lane, DDL_KERNEL_SQUARES, &k);
         return;
     }
-    float block[DDL__LANE_BLOCK];
     double sum = 0;
-    if (dtype == DDL_F32) {
-        sum = ddl__sum_squares(x, count);
-    }
-    if (dtype == DDL_F64) {
-        sum = ddl__sum_squares_f64(x, count);
-    }
-    for (int64_t i = 0; ddl_dtype_bytes(dtype) == 2 && i < count; i += DDL__LANE_BLOCK) {
-        int64_t some = DDL__MIN(count - i, (int64_t)DDL__LANE_BLOCK);
-        ddl__convert(block, DDL_F32, (const char *)x + 2 * i, dtype, some);
-        sum += ddl__sum_squares(block, some);
+    for (int64_t i = 0; i < count; i += DDL__STRETCH) {
+        const char *from = (const char *)x + (size_t)i * size;
+        sum += ddl__stretch_squares(from, dtype, DDL__MIN(count - i, DDL__STRETCH));
     }
     lane->numbers[at] = sum;
 }
@@ -32213,11 +32275,10 @@ static ddl_kernel_step ddl__lane_step_of(const ddl_optimizer *o, const ddl_optim
 static void ddl__lane_optim_sums(ddl__lane *lane, const ddl_optimizer *o, const ddl_optimizer_part *part, int64_t at,
                                  bool more) {
     if (ddl__lane_is_host(lane)) {
-        double some[2];
-        ddl__optim_sums(o, part, some);
-        for (int32_t i = 0; i < 2; i++) {
-            lane->numbers[at + i] = (more ? lane->numbers[at + i] : 0) + some[i];
+        if (!more) {
+            lane->tally = (ddl__optim_tally){.done = 0};
         }
+        ddl__optim_tally_add(&lane->tally, ddl__cpu_level(), o, part, lane->numbers + at);
         return;
     }
     const float *second = part->grad;

@@ -53,12 +53,15 @@ static inline float __fadd_rn(float x, float y) { return x + y; }
 static inline float __fsub_rn(float x, float y) { return x - y; }
 static inline float __fmul_rn(float x, float y) { return x * y; }
 static inline float __fdiv_rn(float x, float y) { return x / y; }
+static inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
 static inline float __fsqrt_rn(float x) { return sqrtf(x); }
 static inline double __dadd_rn(double x, double y) { return x + y; }
 static inline double __dsub_rn(double x, double y) { return x - y; }
 static inline double __dsqrt_rn(double x) { return sqrt(x); }
 static inline double __dmul_rn(double x, double y) { return x * y; }
 static inline double __ddiv_rn(double x, double y) { return x / y; }
+static inline double __fma_rn(double x, double y, double z) { return fma(x, y, z); }
+static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 template <class T> static inline T atomicAdd(T *at, T value) { return __atomic_fetch_add(at, value, __ATOMIC_RELAXED); }
 
 /* ---- fibers ---- */
@@ -129,6 +132,19 @@ template <class T> static inline T cpu_shuffle(T value, unsigned from) {
     cpu_run_on();
     memcpy(&value, &out, sizeof value);
     return value;
+}
+/* What one thread writes no other reads behind it: kernels only keep the compiler from moving loads across it. */
+static inline void __syncwarp(void) {}
+static inline unsigned __ballot_sync(unsigned, bool mine) {
+    cpu_block *b = cpu_now;
+    unsigned out = 0, warp = threadIdx.x / 32 * 32;
+    b->shown[threadIdx.x] = mine;
+    cpu_run_on();
+    for (unsigned i = 0; i < 32; i++) {
+        out |= (unsigned)b->shown[warp + i] << i;
+    }
+    cpu_run_on();
+    return out;
 }
 template <class T> static inline T __shfl_sync(unsigned, T value, int lane, int width) {
     unsigned w = (unsigned)width;

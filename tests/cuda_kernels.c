@@ -165,6 +165,49 @@ TEST(every_type_and_op_has_the_bits_of_the_host) {
     CHECK(tried > 700);
 }
 
+/* All pairs of bytes; of f16 and bf16, all with some, before or after: zeros, subnormals, halfway, infinite, NaN.
+ * Many at once and one at a time, which is what an odd count ends with, are different code. */
+TEST(every_pair_of_narrow_floats_has_the_bits_of_the_host) {
+    enum { ALL = 65536, ROWS = 24 };
+    static const uint16_t some[ROWS] = {0,      0x8000, 1,      0x8001, 0x0200, 0x83ff, 0x0400, 0x3c00,
+                                        0xbc00, 0x3c01, 0x3f80, 0xbf81, 0x7bff, 0xfbff, 0x7c00, 0xfc00,
+                                        0x7c01, 0xfe00, 0x7f7f, 0xff7f, 0x7f80, 0xff80, 0x7fff, 0xffff};
+    static const ddl_dtype dtypes[] = {DDL_E4M3, DDL_E5M2, DDL_F16, DDL_BF16};
+    uint16_t *x = malloc(ALL * ROWS * 2), *y = malloc(ALL * ROWS * 2), *r = malloc(ALL * ROWS * 2);
+    uint16_t *want = malloc(ALL * ROWS * 2);
+    for (int d = 0; d < 4; d++) {
+        size_t count = dtypes[d] <= DDL_BF16 ? ALL * ROWS : ALL, bytes = count * ddl_dtype_bytes(dtypes[d]);
+        for (size_t i = 0; i < count; i++) {
+            if (count == ALL) {
+                ((uint8_t *)x)[i] = (uint8_t)i, ((uint8_t *)y)[i] = (uint8_t)(i >> 8);
+            } else {
+                x[i] = i % 2 == 0 ? (uint16_t)(i / ROWS) : some[i % ROWS];
+                y[i] = i % 2 == 0 ? some[i % ROWS] : (uint16_t)(i / ROWS);
+            }
+        }
+        for (int op = DDL_SUM; op <= DDL_MAX; op++) {
+            const cuda_reduction what = {.dtype = dtypes[d], .op = op};
+            char *const srcs[2] = {(char *)x, (char *)y};
+            void *dst = r;
+            host_reduce(dtypes[d], (ddl_op)op, (char *)want, srcs, 2, count);
+            CHECK_EQ(cuda_put_reduce(&sink, &what, &dst, 1, (const void *const *)srcs, 2, (int64_t)count), DDL_OK);
+            CHECK(memcmp(r, want, bytes) == 0);
+            for (size_t at = 0; count == ALL && at < ALL; at += 15) { /* less than a word */
+                const void *parts[2] = {(char *)x + at, (char *)y + at};
+                int64_t part = at + 15 < ALL ? 15 : (int64_t)(ALL - at);
+                dst = (char *)r + at;
+                memset(dst, 0x5a, (size_t)part);
+                CHECK_EQ(cuda_put_reduce(&sink, &what, &dst, 1, parts, 2, part), DDL_OK);
+            }
+            CHECK(memcmp(r, want, bytes) == 0);
+        }
+    }
+    free(x);
+    free(y);
+    free(r);
+    free(want);
+}
+
 TEST(results_go_to_several_destinations_and_in_place) {
     static const int aligned[4] = {0, 0, 0, 0}, mixed[4] = {4, 8, 12, 0};
     for (int32_t n = 1; n <= 5; n++) {
@@ -212,6 +255,46 @@ TEST(factors_and_averages) {
             free(y.base);
         }
     }
+}
+
+/* Narrow floats are divided with few instructions: all values by whole numbers, by such below 1 as averages of f16 have
+ * (ddl__averages_scaled), and by others, which take another way. */
+static void check_divisor(ddl_dtype dtype, double divisor, char *x, char *want, char *got) {
+    size_t count = (size_t)1 << 8 * ddl_dtype_bytes(dtype);
+    const cuda_reduction what = {.dtype = dtype, .op = DDL_AVG, .divisor = divisor};
+    const void *src = x;
+    void *dst = got;
+    ddl__apply_float(want, x, count, dtype, divisor, 1);
+    CHECK_EQ(cuda_put_reduce(&sink, &what, &dst, 1, &src, 1, (int64_t)count), DDL_OK);
+    if (memcmp(got, want, count * ddl_dtype_bytes(dtype)) != 0) {
+        test__fail(__FILE__, __LINE__, "%s by %.9g", ddl_dtype_name(dtype), divisor);
+    }
+}
+TEST(every_value_of_a_narrow_float_is_divided_as_on_the_host) {
+    static const ddl_dtype dtypes[] = {DDL_F16, DDL_BF16, DDL_E4M3, DDL_E5M2};
+    static const double others[] = {0.75, 0.3, 0x1p-20, 4097, 5000, 65535, 1005777, 0x1p24, 2147483647};
+    char *x = malloc(3 * 131072);
+    for (int d = 0; d < 4; d++) {
+        for (uint32_t i = 0; i < 65536; i++) {
+            if (d < 2) {
+                ((uint16_t *)x)[i] = (uint16_t)i;
+            } else {
+                x[i] = (char)i;
+            }
+        }
+        for (int n = 2; n <= 4096; n += n < 40 || n > 4090 ? 1 : 27) {
+            double below = n;
+            while (below > 1) {
+                below /= 2;
+            }
+            check_divisor(dtypes[d], n, x, x + 131072, x + 262144);
+            check_divisor(dtypes[d], below < 1 ? below : 0.5, x, x + 131072, x + 262144); /* by 1 is a copy */
+        }
+        for (size_t i = 0; i < DDL__COUNT_OF(others); i++) {
+            check_divisor(dtypes[d], others[i], x, x + 131072, x + 262144);
+        }
+    }
+    free(x);
 }
 
 /* Each input has a factor of its own; the sum is rounded after each step, and divided at last. */
@@ -412,26 +495,69 @@ TEST(a_step_on_arrays_that_are_not_aligned_alike) {
 }
 
 TEST(sums_of_squares_are_added_in_the_order_of_the_host) {
-    static const int64_t lengths[] = {0, 1, 15, 16, 4096, 4097, 20000, 70001};
-    float *x = malloc(70001 * sizeof *x);
-    double partial[18], out = -1, *wide = malloc(70001 * sizeof *wide), plain = 0;
-    random_floats(x, 70001, 1e3);
-    for (int i = 0; i < 70001; i++) {
+    enum { MOST = 35 * DDL__STRETCH + 1 }; /* more partial sums than are loaded at once */
+    static const int64_t lengths[] = {0, 1, 15, 16, 255, 4096, 4097, 20000, 65536, 65537, 139001, MOST};
+    float *x = malloc(MOST * sizeof *x);
+    double partial[36], out = -1, *wide = malloc(MOST * sizeof *wide), plain = 0, want = -1;
+    ddl__lane host = {.numbers = &want};
+    random_floats(x, MOST, 1e3);
+    for (int i = 0; i < MOST; i++) {
         wide[i] = (double)x[i] * 1.0000001;
         plain += wide[i] * wide[i];
     }
     for (size_t i = 0; i < DDL__COUNT_OF(lengths); i++) {
         ddl_kernel_squares p = {x, lengths[i], partial, &out, DDL_F32, 0};
         CHECK_EQ(cuda_put_kernel(&sink, DDL_KERNEL_SQUARES, &p), DDL_OK);
-        CHECK_EQ(out, ddl__sum_squares_at(DDL__CPU_PORTABLE, x, lengths[i]));
+        ddl__lane_squares(&host, x, DDL_F32, lengths[i], 0);
+        CHECK(out == want);
         p.x = wide;
         p.dtype = DDL_F64;
         CHECK_EQ(cuda_put_kernel(&sink, DDL_KERNEL_SQUARES, &p), DDL_OK);
-        CHECK_EQ(out, ddl__sum_squares_f64(wide, lengths[i]));
+        ddl__lane_squares(&host, wide, DDL_F64, lengths[i], 0);
+        CHECK(out == want);
     }
     CHECK(fabs(out - plain) < 1e-12 * plain);
     free(wide);
     free(x);
+}
+
+/* Sums of LARS and LAMB on the host are those of a device's kernels, in one part and in blocks. */
+TEST(sums_of_optimizers_are_added_in_the_order_of_the_kernels) {
+    enum { MOST = 3 * DDL__STRETCH + 4999 };
+    static float room[2][6][MOST];
+    double numbers[2], want[2], partial[4];
+    ddl__lane host = {.numbers = numbers};
+    ddl__sentence sentence;
+    for (int kind = DDL_LARS; kind <= DDL_LAMB; kind++) {
+        ddl_optimizer o, config = {.kind = (ddl_optimizer_kind)kind};
+        REQUIRE(ddl__optim_init(&sentence, &config, &o) == DDL_OK);
+        memset(room, 0, sizeof room);
+        random_floats(room[0][0], MOST, 1);
+        random_floats(room[0][1], MOST, 1);
+        memcpy(room[1], room[0], sizeof room[0]);
+        ddl_optimizer_part part = {.param = room[1][0], .grad = room[1][1], .state = room[1][2], .state_stride = MOST,
+                                   .count = MOST, .step = 1, .learning_rate = 0.01, .dtype = DDL_F32};
+        ddl_kernel_step moments = ddl__lane_step_of(&o, &part);
+        moments.moments = 1;
+        moments.r = room[1][4];
+        if (kind == DDL_LAMB) {
+            CHECK_EQ(cuda_put_kernel(&sink, DDL_KERNEL_STEP, &moments), DDL_OK);
+        }
+        for (int i = 0; i < 2; i++) {
+            ddl_kernel_squares p = {i == 0 ? room[1][0] : kind == DDL_LAMB ? room[1][4] : room[1][1], MOST, partial,
+                                    &want[i], DDL_F32, 0};
+            CHECK_EQ(cuda_put_kernel(&sink, DDL_KERNEL_SQUARES, &p), DDL_OK);
+        }
+        for (int blocks = 0; blocks < 2; blocks++) {
+            int64_t each = blocks ? DDL__LANE_BLOCK : MOST;
+            memcpy(room[1], room[0], sizeof room[0]);
+            for (int64_t i = 0; i < MOST; i += each) {
+                ddl_optimizer_part some = ddl__part_of_part(&part, i, DDL__MIN(MOST - i, each));
+                ddl__lane_optim_sums(&host, &o, &some, 0, i > 0);
+            }
+            CHECK(numbers[0] == want[0] && numbers[1] == want[1]);
+        }
+    }
 }
 
 /* ---- codes ---- */
@@ -448,9 +574,9 @@ static void check_code(ddl_compression config, int64_t count, bool residual, int
     char *code[2];
     uint64_t found[2] = {0, 0};
     random_floats(g, count, scale);
-    for (int64_t i = 0; i < odd; i++) { /* infinities and NaN, in few blocks; a NaN is the GPU's own */
+    for (int64_t i = 0; i < odd; i++) { /* infinities and NaN, in few blocks and the last; a NaN is the GPU's own */
         uint32_t bits = i % 3 == 0 ? 0x7f800000u : i % 3 == 1 ? 0xff800000u : 0x7fffffffu;
-        memcpy(&g[(i * 37) % count], &bits, 4);
+        memcpy(&g[i % 4 == 1 ? count - 1 : (i * 37) % count], &bits, 4);
     }
     for (int s = 0; s < 2; s++) {
         e[s] = malloc(array);
@@ -485,7 +611,7 @@ static void check_code(ddl_compression config, int64_t count, bool residual, int
 }
 
 static void check_codes(ddl_compression c, bool residual) {
-    static const int64_t lengths[] = {1, 15, 33, 512, 513, 5000};
+    static const int64_t lengths[] = {1, 15, 33, 512, 513, 5000, 8192};
     for (size_t i = 0; i < DDL__COUNT_OF(lengths); i++) {
         check_code(c, lengths[i], residual, 0, 1);
         check_code(c, lengths[i], residual, (int)(i + 1), 1);
@@ -567,6 +693,7 @@ TEST(top_k) {
     check_codes((ddl_compression){.kind = DDL_COMPRESS_TOP_K, .ratio = 0.3}, true);
     check_code((ddl_compression){.kind = DDL_COMPRESS_TOP_K, .k = 1000}, CODE_COUNT, true, 5, 1);
     check_code((ddl_compression){.kind = DDL_COMPRESS_TOP_K, .k = 9000}, CODE_COUNT, true, 0, 0); /* nothing but ties */
+    check_code((ddl_compression){.kind = DDL_COMPRESS_TOP_K, .k = 9000}, CODE_COUNT, true, 0, 1e-44); /* few values */
     check_code((ddl_compression){.kind = DDL_COMPRESS_GTOP_K, .ratio = 1}, 5000, true, 0, 1);
 }
 

@@ -320,11 +320,10 @@ static ddl_status cuda_put_step(const cuda_sink *sink, const ddl_kernel_step *p)
 
 static ddl_status cuda_put_squares(const cuda_sink *sink, const ddl_kernel_squares *p) {
     cuda_squares_args a = {p->x, p->count, p->partial, p->out};
-    int64_t parts = (p->count + CUDA_SUM_BLOCK - 1) / CUDA_SUM_BLOCK;
     ddl_status status = DDL_OK;
-    if (parts > 0) {
+    if (p->count > 0) {
         status = sink->put(sink, p->dtype == DDL_F64 ? CUDA_K_squares_f64 : CUDA_K_squares,
-                           cuda_blocks_for(parts, CUDA_THREADS / 16), 1, &a);
+                           cuda_blocks_for(p->count, CUDA_SUM_STRETCH), 1, &a);
     }
     return status == DDL_OK ? sink->put(sink, CUDA_K_squares_total, 1, 1, &a) : status;
 }
@@ -394,11 +393,11 @@ static int64_t cuda_code_kept(const ddl_compression *c, int64_t n) {
 
 /* The k largest of a.count elements. a.e and what it is for are set; scratch: DDL_KERNEL_SCRATCH_BYTES(a.count). */
 static ddl_status cuda_put_select(const cuda_sink *sink, cuda_top_args a, void *scratch) {
-    uint32_t few = cuda_blocks_for(a.count, 8 * CUDA_THREADS), most = 8u * (uint32_t)sink->multiprocessors;
-    uint32_t each = cuda_blocks_for((a.count + CUDA_TILE - 1) / CUDA_TILE, 1);
+    uint32_t few = cuda_blocks_for(a.count, CUDA_TILE), most = 8u * (uint32_t)sink->multiprocessors;
+    uint32_t each = few;
     few = few < most || most == 0 ? few : most;
     a.state = scratch;
-    a.tiles = (long long *)((char *)scratch + 16384);
+    a.tiles = (uint64_t *)(void *)((char *)scratch + 16384);
     a.shift = 20;
     ddl_status status = sink->put(sink, CUDA_K_top_clear, 1, 1, &a);
     status = status == DDL_OK ? sink->put(sink, CUDA_K_top_correct, few, 1, &a) : status;
@@ -444,7 +443,7 @@ static ddl_status cuda_put_random(const cuda_sink *sink, const ddl_kernel_code *
     int64_t k = cuda_code_kept(p->config, p->count);
     cuda_top_args correct = {.g = p->g, .e = p->e, .odd = (unsigned long long *)p->odd, .count = p->count};
     cuda_sparse_args a = {.values = p->code, .e = p->e, .count = p->count, .k = k, .stream = p->stream};
-    ddl_status status = sink->put(sink, CUDA_K_top_correct, cuda_blocks_for(p->count, 8 * CUDA_THREADS), 1, &correct);
+    ddl_status status = sink->put(sink, CUDA_K_top_correct, cuda_blocks_for(p->count, CUDA_TILE), 1, &correct);
     return status == DDL_OK ? sink->put(sink, CUDA_K_random_take, cuda_blocks_for(k, CUDA_THREADS), 1, &a) : status;
 }
 
@@ -461,7 +460,7 @@ static ddl_status cuda_put_power(const cuda_sink *sink, const ddl_kernel_power *
     case DDL_POWER_BEGIN:
         return sink->put(sink, CUDA_K_power_begin, cuda_blocks_for(p->cols * p->rank, CUDA_THREADS), 1, &a);
     case DDL_POWER_LEFT:
-        status = sink->put(sink, CUDA_K_top_correct, cuda_blocks_for(correct.count, 8 * CUDA_THREADS), 1, &correct);
+        status = sink->put(sink, CUDA_K_top_correct, cuda_blocks_for(correct.count, CUDA_TILE), 1, &correct);
         return status == DDL_OK ? sink->put(sink, CUDA_K_power_left, rows, 1, &a) : status;
     case DDL_POWER_RIGHT:
         status = sink->put(sink, CUDA_K_power_orthonormalize, 1, 1, &a);

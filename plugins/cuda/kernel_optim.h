@@ -164,41 +164,91 @@ CUDA_INLINE void cuda_optim(const cuda_optim_args &a, const typename cuda_scalar
 
 /* ---- sums of squares ---- */
 
-/* Half a warp does a block of CUDA_SUM_BLOCK elements: thread i adds those at i, i + 16, ..., then the sixteen sums are
- * added in their order. It is the order of the host; the square of a float is exact in double. */
+/* The square of a float is exact in double, so that there is one rounding either way. */
+CUDA_INLINE double cuda_add_square(double sum, float x) { return __fma_rn((double)x, (double)x, sum); }
+CUDA_INLINE double cuda_add_square(double sum, double x) { return __dadd_rn(sum, __dmul_rn(x, x)); }
+
+/* The sum over elements i, i + 16, ... of a block of which `count` are there, i the thread's place in half a warp. Many
+ * are loaded before they are added, since each addition waits for the one before. */
+template <class T> CUDA_INLINE double cuda_squares_lane(const T *x, int64_t count) {
+    const int ahead = 16;
+    const T *end = x + count, *at = x + threadIdx.x % 16;
+    double sum = 0;
+#pragma unroll 1
+    for (; at < end - 16 * (ahead - 1); at += 16 * ahead) {
+        T some[ahead];
+#pragma unroll
+        for (int j = 0; j < ahead; j++) {
+            some[j] = at[16 * j];
+        }
+#pragma unroll
+        for (int j = 0; j < ahead; j++) {
+            sum = cuda_add_square(sum, some[j]);
+        }
+    }
+#pragma unroll 1
+    for (; at < end; at += 16) {
+        sum = cuda_add_square(sum, *at);
+    }
+    return sum;
+}
+
+/* In the order of the host: a block of threads does a stretch, half a warp a block of it, whose sixteen sums are added
+ * in their order, as are those of the blocks. */
 template <class T> CUDA_INLINE void cuda_squares(const cuda_squares_args &a) {
-    const int64_t blocks = (a.count + CUDA_SUM_BLOCK - 1) / CUDA_SUM_BLOCK;
-    const int lane = (int)threadIdx.x % 16, groups = (int)blockDim.x / 16;
-    for (int64_t first = (int64_t)blockIdx.x * groups; first < blocks; first += (int64_t)gridDim.x * groups) {
-        int64_t block = first + (int)threadIdx.x / 16, at = block * CUDA_SUM_BLOCK + lane;
-        int64_t end = block < blocks ? (block + 1) * CUDA_SUM_BLOCK : 0;
-        end = end < a.count ? end : a.count;
-        double lanes = 0, sum = 0;
-#pragma unroll 8
-        for (; at < end; at += 16) {
-            double x = (double)((const T *)a.x)[at];
-            lanes = __dadd_rn(lanes, __dmul_rn(x, x));
-        }
+    __shared__ double sums[CUDA_SUM_STRETCH / CUDA_SUM_BLOCK];
+    const int64_t stretches = (a.count + CUDA_SUM_STRETCH - 1) / CUDA_SUM_STRETCH;
+    const int group = (int)threadIdx.x / 16;
+    for (int64_t stretch = blockIdx.x; stretch < stretches; stretch += gridDim.x) {
+        const int64_t first = stretch * CUDA_SUM_STRETCH + group * CUDA_SUM_BLOCK, left = a.count - first;
+        double lane = cuda_squares_lane((const T *)a.x + first, left < CUDA_SUM_BLOCK ? left : CUDA_SUM_BLOCK), sum = 0;
         for (int i = 0; i < 16; i++) {
-            sum = __dadd_rn(sum, __shfl_sync(0xffffffffu, lanes, i, 16));
+            sum = __dadd_rn(sum, __shfl_sync(0xffffffffu, lane, i, 16));
         }
-        if (lane == 0 && block < blocks) {
-            a.partial[block] = sum;
+        __syncthreads(); /* the sums of the stretch before have been read */
+        sums[group] = sum;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            sum = 0;
+            for (int i = 0; i < CUDA_SUM_STRETCH / CUDA_SUM_BLOCK; i++) {
+                sum = __dadd_rn(sum, sums[i]);
+            }
+            a.partial[stretch] = sum;
         }
     }
 }
 
-/* In order, by one thread: the loads are ahead of the additions. */
+/* In order, by one thread, which loads what comes next before it adds: first zeros. */
 CUDA_INLINE void cuda_squares_total(const cuda_squares_args &a) {
-    const int64_t blocks = (a.count + CUDA_SUM_BLOCK - 1) / CUDA_SUM_BLOCK;
-    double sum = 0;
-    if (cuda_thread() == 0) {
-#pragma unroll 16
-        for (int64_t i = 0; i < blocks; i++) {
-            sum = __dadd_rn(sum, a.partial[i]);
-        }
-        *a.out = sum;
+    const int ahead = 32;
+    const int64_t stretches = (a.count + CUDA_SUM_STRETCH - 1) / CUDA_SUM_STRETCH, whole = stretches / ahead * ahead;
+    double sum = 0, next[ahead] = {};
+    if (cuda_thread() > 0) {
+        return;
     }
+#pragma unroll 1
+    for (int64_t i = 0; i <= whole; i += ahead) {
+        double some[ahead];
+#pragma unroll
+        for (int j = 0; j < ahead; j++) {
+            some[j] = next[j];
+        }
+        if (i < whole) {
+#pragma unroll
+            for (int j = 0; j < ahead; j++) {
+                next[j] = a.partial[i + j];
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < ahead; j++) {
+            sum = __dadd_rn(sum, some[j]);
+        }
+    }
+#pragma unroll 8
+    for (int64_t i = whole; i < stretches; i++) {
+        sum = __dadd_rn(sum, a.partial[i]);
+    }
+    *a.out = sum;
 }
 
 #endif /* CUDA_KERNEL_OPTIM_H */

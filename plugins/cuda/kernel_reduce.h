@@ -84,28 +84,6 @@ template <class W> CUDA_INLINE void cuda_store_one(char *p, W word) {
     }
 }
 
-/* What is done to a word of source s: the first one is taken, others join it, and at last it is finished. */
-template <class T, class Op> struct cuda_folding {
-    enum { UNROLL = CUDA_UNROLL };
-    template <class W> CUDA_INLINE W take(const cuda_reduce_args &, int, W x) { return x; }
-    template <class W> CUDA_INLINE W join(const cuda_reduce_args &, int, W x, W y) { return Op::apply(x, y); }
-    template <class W> CUDA_INLINE W finish(const cuda_reduce_args &, W x) { return x; }
-    CUDA_INLINE const cuda_reduce_args &base(const cuda_reduce_args &a) { return a; }
-};
-template <class T> struct cuda_scaling {
-    enum { UNROLL = T::SCALE_UNROLL };
-    template <class W> CUDA_INLINE W take(const cuda_scaled_args &a, int s, W x) {
-        return a.has_factor ? cuda_scale(T(), x, a.factor[s]) : x;
-    }
-    template <class W> CUDA_INLINE W join(const cuda_scaled_args &a, int s, W x, W y) {
-        return cuda_sum<T>::apply(x, take(a, s, y));
-    }
-    template <class W> CUDA_INLINE W finish(const cuda_scaled_args &a, W x) {
-        return a.divisor != 1 ? cuda_divide(T(), x, a.divisor) : x;
-    }
-    CUDA_INLINE const cuda_reduce_args &base(const cuda_scaled_args &a) { return a.reduce; }
-};
-
 template <class Lane> union cuda_lanes {
     uint4 all;
     Lane lane[16 / sizeof(Lane)];
@@ -116,45 +94,83 @@ template <class Lane> union cuda_lanes {
     }
 };
 
-template <class T, class F, class A> CUDA_INLINE uint4 cuda_take(const A &a, uint4 x) {
-    cuda_lanes<typename T::lane> l = cuda_lanes<typename T::lane>::of(x);
-#pragma unroll
-    for (int i = 0; i < (int)(16 / sizeof(typename T::lane)); i++) {
-        l.lane[i] = F::take(a, 0, l.lane[i]);
-    }
-    return l.all;
-}
-template <class T, class F, class A> CUDA_INLINE uint4 cuda_join(const A &a, int s, uint4 x, uint4 y) {
+template <class T, class Op> CUDA_INLINE uint4 cuda_join(uint4 x, uint4 y) {
     cuda_lanes<typename T::lane> l = cuda_lanes<typename T::lane>::of(x), r = cuda_lanes<typename T::lane>::of(y);
 #pragma unroll
     for (int i = 0; i < (int)(16 / sizeof(typename T::lane)); i++) {
-        l.lane[i] = F::join(a, s, l.lane[i], r.lane[i]);
+        l.lane[i] = Op::apply(l.lane[i], r.lane[i]);
     }
     return l.all;
 }
-template <class T, class F, class A> CUDA_INLINE uint4 cuda_finish(const A &a, uint4 x) {
+template <class T> CUDA_INLINE uint4 cuda_scale(T t, uint4 x, double factor) {
     cuda_lanes<typename T::lane> l = cuda_lanes<typename T::lane>::of(x);
 #pragma unroll
     for (int i = 0; i < (int)(16 / sizeof(typename T::lane)); i++) {
-        l.lane[i] = F::finish(a, l.lane[i]);
+        l.lane[i] = cuda_scale(t, l.lane[i], factor);
+    }
+    return l.all;
+}
+template <class T, class N> CUDA_INLINE uint4 cuda_divide(T t, uint4 x, N by) {
+    cuda_lanes<typename T::lane> l = cuda_lanes<typename T::lane>::of(x);
+#pragma unroll
+    for (int i = 0; i < (int)(16 / sizeof(typename T::lane)); i++) {
+        l.lane[i] = cuda_divide(t, l.lane[i], by);
     }
     return l.all;
 }
 
+/* What is done to a word of 16 bytes, or to one element x: those of source s are scaled, joined by op, and divided.
+ * fast: by whose divisors tiles divide; they have the same results, and only tiles need be fast. */
+template <class T, class Op> struct cuda_folding {
+    enum { UNROLL = CUDA_UNROLL };
+    typedef Op op;
+    template <class W> CUDA_INLINE W scale(const cuda_reduce_args &, int, W x) { return x; }
+    template <class W> CUDA_INLINE W divide(const cuda_reduce_args &, int, W x) { return x; }
+    CUDA_INLINE int divisor(const cuda_reduce_args &) { return 1; }
+    CUDA_INLINE int fast(const cuda_reduce_args &) { return 1; }
+    CUDA_INLINE bool tiles(const cuda_reduce_args &a) { return a.range.aligned; }
+    CUDA_INLINE const cuda_reduce_args &base(const cuda_reduce_args &a) { return a; }
+};
+template <class T> struct cuda_scaling {
+    enum { UNROLL = T::SCALE_UNROLL, NARROW = sizeof(typename T::word) < sizeof(typename T::value) };
+    typedef cuda_sum<T> op;
+    template <class W> CUDA_INLINE W scale(const cuda_scaled_args &a, int s, W x) {
+        return a.has_factor ? cuda_scale(T(), x, a.factor[s]) : x;
+    }
+    template <class W, class N> CUDA_INLINE W divide(const cuda_scaled_args &a, N by, W x) {
+        return a.divisor != 1 ? cuda_divide(T(), x, by) : x;
+    }
+    CUDA_INLINE double divisor(const cuda_scaled_args &a) { return a.divisor; }
+    CUDA_INLINE auto fast(const cuda_scaled_args &a) {
+        if constexpr (NARROW) {
+            return cuda_inverse_of((float)a.divisor);
+        } else {
+            return a.divisor;
+        }
+    }
+    CUDA_INLINE bool tiles(const cuda_scaled_args &a) {
+        return UNROLL > 0 && a.reduce.range.aligned && (!NARROW || cuda_inverts((float)a.divisor));
+    }
+    CUDA_INLINE const cuda_reduce_args &base(const cuda_scaled_args &a) { return a.reduce; }
+};
+
+template <class F, class A> CUDA_INLINE void cuda_scale_first(const A &args, uint4 *sum) {
+#pragma unroll
+    for (int u = 0; u < F::UNROLL; u++) {
+        sum[u] = F::scale(args, 0, sum[u]);
+    }
+}
+
 /* Some words per thread, a block apart: all loads of a source are under way before the first is used. Every
  * source is read before a destination is written, by the thread that writes it, so that they may be the same. */
-template <class T, class F, class A>
-CUDA_INLINE void cuda_reduce_tile(const A &args, int64_t skip, int64_t first, int64_t words) {
+template <class T, class F, class A, class N>
+CUDA_INLINE void cuda_reduce_tile(const A &args, N by, int64_t skip, int64_t first, int64_t words) {
     const cuda_reduce_args &a = F::base(args);
     uint4 sum[F::UNROLL];
 #pragma unroll
     for (int u = 0; u < F::UNROLL; u++) {
         int64_t i = first + u * (int)blockDim.x;
         sum[u] = i < words ? ((const uint4 *)((const char *)a.src[0] + skip))[i] : make_uint4(0, 0, 0, 0);
-    }
-#pragma unroll
-    for (int u = 0; u < F::UNROLL; u++) {
-        sum[u] = cuda_take<T, F>(args, sum[u]);
     }
     for (int s = 1; s < a.src_count; s++) {
         uint4 x[F::UNROLL];
@@ -163,14 +179,20 @@ CUDA_INLINE void cuda_reduce_tile(const A &args, int64_t skip, int64_t first, in
             int64_t i = first + u * (int)blockDim.x;
             x[u] = i < words ? ((const uint4 *)((const char *)a.src[s] + skip))[i] : make_uint4(0, 0, 0, 0);
         }
+        if (s == 1) { /* not before the loads of the second source are under way */
+            cuda_scale_first<F>(args, sum);
+        }
 #pragma unroll
         for (int u = 0; u < F::UNROLL; u++) {
-            sum[u] = cuda_join<T, F>(args, s, sum[u], x[u]);
+            sum[u] = cuda_join<T, typename F::op>(sum[u], F::scale(args, s, x[u]));
         }
+    }
+    if (a.src_count == 1) {
+        cuda_scale_first<F>(args, sum);
     }
 #pragma unroll
     for (int u = 0; u < F::UNROLL; u++) {
-        sum[u] = cuda_finish<T, F>(args, sum[u]);
+        sum[u] = F::divide(args, by, sum[u]);
     }
     for (int d = 0; d < a.dst_count; d++) {
 #pragma unroll
@@ -183,26 +205,15 @@ CUDA_INLINE void cuda_reduce_tile(const A &args, int64_t skip, int64_t first, in
     }
 }
 
-/* Sums with factors of integers, which nobody waits for, have no tiles: they would be a third of all code. */
-template <bool TILES> struct cuda_tiles {
-    template <class T, class F, class A>
-    CUDA_INLINE void reduce(const A &args, int64_t skip, int64_t at, int64_t words) {
-        cuda_reduce_tile<T, F>(args, skip, at, words);
-    }
-};
-template <> struct cuda_tiles<false> {
-    template <class T, class F, class A> CUDA_INLINE void reduce(const A &, int64_t, int64_t, int64_t) {}
-};
-
 /* One word whose pointers are not all aligned alike. */
 template <class T, class F, class A> CUDA_INLINE void cuda_reduce_word(const A &args, int64_t at) {
     const cuda_reduce_args &a = F::base(args);
-    uint4 sum = cuda_take<T, F>(args, cuda_load((const char *)a.src[0] + at));
+    uint4 sum = F::scale(args, 0, cuda_load((const char *)a.src[0] + at));
 #pragma unroll 1
     for (int s = 1; s < a.src_count; s++) {
-        sum = cuda_join<T, F>(args, s, sum, cuda_load((const char *)a.src[s] + at));
+        sum = cuda_join<T, typename F::op>(sum, F::scale(args, s, cuda_load((const char *)a.src[s] + at)));
     }
-    sum = cuda_finish<T, F>(args, sum);
+    sum = F::divide(args, F::divisor(args), sum);
 #pragma unroll 1
     for (int d = 0; d < a.dst_count; d++) {
         cuda_store((char *)a.dst[d] + at, sum);
@@ -212,15 +223,26 @@ template <class T, class F, class A> CUDA_INLINE void cuda_reduce_word(const A &
 template <class T, class F, class A> CUDA_INLINE void cuda_reduce_one(const A &args, int64_t at) {
     typedef typename T::word W;
     const cuda_reduce_args &a = F::base(args);
-    W sum = F::take(args, 0, cuda_load_one<W>((const char *)a.src[0] + at));
+    W sum = F::scale(args, 0, cuda_load_one<W>((const char *)a.src[0] + at));
 #pragma unroll 1
     for (int s = 1; s < a.src_count; s++) {
-        sum = F::join(args, s, sum, cuda_load_one<W>((const char *)a.src[s] + at));
+        sum = F::op::apply(sum, F::scale(args, s, cuda_load_one<W>((const char *)a.src[s] + at)));
     }
-    sum = F::finish(args, sum);
+    sum = F::divide(args, F::divisor(args), sum);
 #pragma unroll 1
     for (int d = 0; d < a.dst_count; d++) {
         cuda_store_one<W>((char *)a.dst[d] + at, sum);
+    }
+}
+
+/* Sums with factors of integers, which nobody waits for, have no tiles: they would be a third of all code. */
+template <class T, class F, class A> CUDA_INLINE void cuda_reduce_tiles(const A &args, int64_t skip, int64_t words) {
+    if constexpr (F::UNROLL > 0) {
+        const auto by = F::fast(args);
+        const int64_t tile = (int64_t)blockDim.x * F::UNROLL;
+        for (int64_t at = blockIdx.x * tile; at < words; at += gridDim.x * tile) {
+            cuda_reduce_tile<T, F>(args, by, skip, at + threadIdx.x, words);
+        }
     }
 }
 
@@ -228,11 +250,8 @@ template <class T, class F, class A> CUDA_INLINE void cuda_reduce_one(const A &a
 template <class T, class F, class A> CUDA_INLINE void cuda_reduce(const A &args) {
     const cuda_range &r = F::base(args).range;
     const int64_t size = sizeof(typename T::word), skip = r.head * size, words = (r.count - r.head) * size / 16;
-    if (F::UNROLL > 0 && r.aligned) {
-        const int64_t tile = (int64_t)blockDim.x * F::UNROLL;
-        for (int64_t at = blockIdx.x * tile; at < words; at += gridDim.x * tile) {
-            cuda_tiles<(F::UNROLL > 0)>::template reduce<T, F>(args, skip, at + threadIdx.x, words);
-        }
+    if (F::tiles(args)) {
+        cuda_reduce_tiles<T, F>(args, skip, words);
     } else {
         for (int64_t i = cuda_thread(); i < words; i += cuda_threads()) {
             cuda_reduce_word<T, F>(args, skip + 16 * i);

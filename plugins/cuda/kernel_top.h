@@ -38,20 +38,37 @@ CUDA_INLINE void cuda_top_clear(const cuda_top_args &a) {
     }
 }
 
-/* state NULL in the arguments: e = g + e alone (random-k, PowerSGD); g NULL: the counts alone. */
+/* state NULL in the arguments: e = g + e alone (random-k, PowerSGD); g NULL: the counts alone. Equal bins of a warp are
+ * counted by one atomic: what is added is a constant, and nobody asks for the sum. */
 CUDA_INLINE void cuda_top_correct(const cuda_top_args &a) {
     __shared__ uint32_t bins[CUDA_BINS];
     uint32_t odd = 0;
     cuda_bins_clear(bins);
-#pragma unroll 4
-    for (int64_t i = cuda_thread(); i < a.count; i += cuda_threads()) {
-        float x = a.g != 0 ? CUDA_ADD(a.g[i], a.e[i]) : a.e[i];
-        a.e[i] = x;
-        odd += !cuda_finite(x);
-        if (a.state != 0) {
-            atomicAdd(&bins[cuda_magnitude(x) >> 20], 1u);
+    cuda_each_block(a.count, [&](int64_t first, int count) {
+        float x[CUDA_EACH];
+        cuda_block_load(x, a.e + first, count);
+        if (a.g != 0) {
+            float g[CUDA_EACH];
+            cuda_block_load(g, a.g + first, count);
+#pragma unroll
+            for (int j = 0; j < CUDA_EACH; j++) {
+                x[j] = CUDA_ADD(g[j], x[j]);
+            }
+            cuda_block_store(a.e + first, x, count);
         }
-    }
+#pragma unroll
+        for (int j = 0; j < CUDA_EACH; j++) {
+            odd += !cuda_finite(x[j]); /* what is beyond the count is 0 */
+        }
+        if (a.state != 0) {
+#pragma unroll
+            for (int j = 0; j < CUDA_EACH; j++) {
+                if (32 * j + cuda_lane() < count) {
+                    atomicAdd(&bins[cuda_magnitude(x[j]) >> 20], 1u);
+                }
+            }
+        }
+    });
     cuda_count_odd(a.odd, odd);
     if (a.state != 0) {
         cuda_bins_add(a.state, bins);
@@ -62,90 +79,123 @@ CUDA_INLINE void cuda_top_count(const cuda_top_args &a) {
     __shared__ uint32_t bins[CUDA_BINS];
     const uint32_t prefix = a.state->prefix;
     cuda_bins_clear(bins);
-#pragma unroll 4
-    for (int64_t i = cuda_thread(); i < a.count; i += cuda_threads()) {
-        uint32_t bits = cuda_magnitude(a.e[i]);
-        if (bits >> (a.shift + 10) == prefix) {
-            atomicAdd(&bins[bits >> a.shift & 1023], 1u);
+    cuda_each_block(a.count, [&](int64_t first, int count) {
+        float x[CUDA_EACH];
+        cuda_block_load(x, a.e + first, count);
+#pragma unroll
+        for (int j = 0; j < CUDA_EACH; j++) {
+            uint32_t bits = cuda_magnitude(x[j]);
+            if (bits >> (a.shift + 10) == prefix && 32 * j + cuda_lane() < count) {
+                atomicAdd(&bins[bits >> a.shift & 1023], 1u);
+            }
         }
-    }
+    });
     cuda_bins_add(a.state, bins);
 }
 
-/* One block: the bin from the top in which the need-th largest lies. Thread t sums eight bins, thread 0 walks over the
- * sums, then over eight. The bins are left zero. */
-CUDA_INLINE void cuda_top_pick(const cuda_top_args &a) {
-    __shared__ unsigned long long sums[CUDA_THREADS];
-    const int each = CUDA_BINS / CUDA_THREADS, t = (int)threadIdx.x;
-    cuda_top_state *s = a.state;
-    sums[t] = 0;
-    for (int i = 0; i < each; i++) {
-        sums[t] += s->bins[t * each + i];
+/* The sum over the warps below this one, and over all of them in *all. The last thread of each brings its sum. */
+CUDA_INLINE uint64_t cuda_warps_before(uint64_t sum, uint64_t *all) {
+    __shared__ unsigned long long sums[CUDA_THREADS / 32];
+    const int warp = (int)threadIdx.x / 32;
+    uint64_t before = 0;
+    __syncthreads(); /* the sums of the call before have been read */
+    if (cuda_lane() == 31) {
+        sums[warp] = sum;
     }
     __syncthreads();
-    if (t == 0) {
-        unsigned long long need = a.shift == 20 ? (unsigned long long)a.k : s->need;
-        int group = CUDA_THREADS - 1;
-        for (; group > 0 && need > sums[group]; group--) {
-            need -= sums[group];
-        }
-        int bin = group * each + each - 1;
-        for (; bin > group * each && need > s->bins[bin]; bin--) {
-            need -= s->bins[bin];
-        }
-        s->need = need;
-        s->prefix = a.shift == 20 ? (uint32_t)bin : s->prefix << 10 | (uint32_t)bin;
+    *all = 0;
+#pragma unroll
+    for (int w = 0; w < CUDA_THREADS / 32; w++) {
+        before += w < warp ? sums[w] : 0;
+        *all += sums[w];
     }
-    __syncthreads();
-    for (int i = 0; i < each; i++) {
-        s->bins[t * each + i] = 0;
-    }
+    return before;
 }
 
 /* The sum over the threads below this one, and over all of them in *all. */
-CUDA_INLINE int64_t cuda_block_before(int64_t mine, int64_t *all) {
-    __shared__ long long sums[CUDA_THREADS];
-    const int t = (int)threadIdx.x;
-    __syncthreads(); /* the sums of the call before have been read */
-    sums[t] = mine;
-    for (int far = 1; far < CUDA_THREADS; far *= 2) {
-        __syncthreads();
-        long long other = t >= far ? sums[t - far] : 0;
-        __syncthreads();
-        sums[t] += other;
+CUDA_INLINE uint64_t cuda_block_before(uint64_t mine, uint64_t *all) {
+    uint64_t sum = mine;
+#pragma unroll
+    for (int far = 1; far < 32; far *= 2) {
+        uint64_t other = __shfl_sync(CUDA_WARP_ALL, sum, (cuda_lane() - far) & 31, 32);
+        sum += cuda_lane() >= far ? other : 0;
     }
-    __syncthreads();
-    *all = sums[CUDA_THREADS - 1];
-    return sums[t] - mine;
+    return cuda_warps_before(sum, all) + sum - mine;
 }
+
+/* One block: the bin from the top in which the need-th largest lies. Thread 0 has the eight uppermost bins; of all
+ * threads one finds that the need-th largest is among its own. The bins are left zero. */
+CUDA_INLINE void cuda_top_pick(const cuda_top_args &a) {
+    const int each = CUDA_BINS / CUDA_THREADS, least = CUDA_BINS - each * ((int)threadIdx.x + 1);
+    cuda_top_state *s = a.state;
+    uint32_t *bins = s->bins + least;
+    uint64_t sum = 0, all, need = a.shift == 20 ? (uint64_t)a.k : s->need;
+    for (int i = 0; i < each; i++) {
+        sum += bins[i];
+    }
+    const uint64_t before = cuda_block_before(sum, &all); /* all threads have read need */
+    if (before < need && need <= before + sum) {
+        int i = each - 1;
+        for (need -= before; i > 0 && need > bins[i]; i--) {
+            need -= bins[i];
+        }
+        s->need = need;
+        s->prefix = (a.shift == 20 ? 0 : s->prefix << 10) | (uint32_t)(least + i);
+    }
+    for (int i = 0; i < each; i++) {
+        bins[i] = 0;
+    }
+}
+
+/* ---- tiles: a block of threads does one, each of its warps a block of elements ---- */
 
 /* Where an element belongs; below 0: it is none. */
 CUDA_INLINE int32_t cuda_top_place(const cuda_top_args &a, int64_t i) {
     return a.labels != 0 ? a.labels[i] : (int32_t)i;
 }
 
-/* What a thread counts in its part of a tile: 16 elements in a row. */
-#define CUDA_TILE_EACH (CUDA_TILE / CUDA_THREADS)
-CUDA_INLINE void cuda_tile_count(const cuda_top_args &a, int64_t first, int64_t *above, int64_t *equal) {
-    const uint32_t least = a.state->prefix;
-    *above = *equal = 0;
-    for (int64_t i = first; i < first + CUDA_TILE_EACH && i < a.count; i++) {
-        uint32_t bits = cuda_magnitude(a.e[i]);
-        bool is = cuda_top_place(a, i) >= 0;
-        *above += is && bits > least;
-        *equal += is && bits == least;
+/* The magnitudes of a warp's part of a tile; -1: there is no element. Returns how many of the warp's are above the
+ * threshold, and in the lower half how many equal it. */
+CUDA_INLINE uint64_t cuda_tile_load(const cuda_top_args &a, int64_t first, int32_t least, int32_t *size) {
+    const int64_t left = a.count - first;
+    const int count = left < CUDA_CODE_BLOCK ? (int)left : CUDA_CODE_BLOCK; /* below 0: none */
+    float x[CUDA_EACH];
+    uint32_t found = 0;
+    if (count == CUDA_CODE_BLOCK) {
+        cuda_block_load(x, a.e + first, CUDA_CODE_BLOCK);
+    } else {
+        cuda_block_load(x, a.e + first, count);
     }
+#pragma unroll
+    for (int j = 0; j < CUDA_EACH; j++) {
+        size[j] = cuda_lane() < count - 32 * j ? (int32_t)cuda_magnitude(x[j]) : -1;
+    }
+    if (a.labels != 0) {
+#pragma unroll
+        for (int j = 0; j < CUDA_EACH; j++) {
+            size[j] = size[j] >= 0 && a.labels[first + 32 * j + cuda_lane()] < 0 ? -1 : size[j];
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < CUDA_EACH; j++) {
+        found += (size[j] > least ? 0x10000u : 0) + (size[j] == least ? 1u : 0);
+    }
+    found = cuda_warp_total(found);
+    return (uint64_t)(found >> 16) << 32 | (found & 0xffffu);
+}
+CUDA_INLINE int64_t cuda_tile_first(int64_t tile) {
+    return tile * CUDA_TILE + (int)threadIdx.x / 32 * CUDA_CODE_BLOCK;
 }
 
 CUDA_INLINE void cuda_top_tiles(const cuda_top_args &a) {
     const int64_t tiles = (a.count + CUDA_TILE - 1) / CUDA_TILE;
+    const int32_t least = (int32_t)a.state->prefix;
     for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        int64_t above, equal, all;
-        cuda_tile_count(a, tile * CUDA_TILE + (int)threadIdx.x * CUDA_TILE_EACH, &above, &equal);
-        cuda_block_before(above << 32 | equal, &all);
+        int32_t size[CUDA_EACH];
+        uint64_t all;
+        cuda_warps_before(cuda_tile_load(a, cuda_tile_first(tile), least, size), &all);
         if (threadIdx.x == 0) {
-            a.tiles[2 * tile] = all >> 32;
-            a.tiles[2 * tile + 1] = all & 0xffffffff;
+            a.tiles[tile] = all;
         }
     }
 }
@@ -153,41 +203,57 @@ CUDA_INLINE void cuda_top_tiles(const cuda_top_args &a) {
 /* One block: counts of tiles become how many lie before each. */
 CUDA_INLINE void cuda_top_scan(const cuda_top_args &a) {
     const int64_t tiles = (a.count + CUDA_TILE - 1) / CUDA_TILE;
-    int64_t before[2] = {0, 0};
-    for (int64_t first = 0; first < tiles; first += CUDA_THREADS) {
-        int64_t tile = first + (int)threadIdx.x;
-        for (int what = 0; what < 2; what++) {
-            int64_t all, mine = tile < tiles ? a.tiles[2 * tile + what] : 0, below = cuda_block_before(mine, &all);
-            if (tile < tiles) {
-                a.tiles[2 * tile + what] = before[what] + below;
-            }
-            before[what] += all;
+    const int each = 8;
+    uint64_t before = 0;
+    for (int64_t first = 0; first < tiles; first += CUDA_THREADS * each) {
+        const int64_t tile = first + (int)threadIdx.x * each;
+        uint64_t mine[each], sum = 0, all;
+#pragma unroll
+        for (int i = 0; i < each; i++) {
+            mine[i] = tile + i < tiles ? a.tiles[tile + i] : 0;
+            sum += mine[i];
         }
+        sum = before + cuda_block_before(sum, &all);
+#pragma unroll
+        for (int i = 0; i < each; i++) {
+            if (tile + i < tiles) {
+                a.tiles[tile + i] = sum;
+            }
+            sum += mine[i];
+        }
+        before += all;
     }
 }
 
 /* Of those that equal the threshold the first `need` are taken. An element's number in the list follows from how many
  * of either kind lie before it. */
 CUDA_INLINE void cuda_top_write(const cuda_top_args &a) {
-    const int64_t tiles = (a.count + CUDA_TILE - 1) / CUDA_TILE, ties = (int64_t)a.state->need;
-    const uint32_t least = a.state->prefix;
+    const int64_t tiles = (a.count + CUDA_TILE - 1) / CUDA_TILE;
+    const int32_t least = (int32_t)a.state->prefix;
+    const uint32_t ties = (uint32_t)a.state->need, below = (1u << cuda_lane()) - 1;
     for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        int64_t first = tile * CUDA_TILE + (int)threadIdx.x * CUDA_TILE_EACH, above, equal, all;
-        cuda_tile_count(a, first, &above, &equal);
-        int64_t before = cuda_block_before(above << 32 | equal, &all);
-        int64_t larger = a.tiles[2 * tile] + (before >> 32), same = a.tiles[2 * tile + 1] + (before & 0xffffffff);
-        for (int64_t i = first; i < first + CUDA_TILE_EACH && i < a.count; i++) {
-            float x = a.e[i];
-            uint32_t bits = cuda_magnitude(x);
-            int32_t place = cuda_top_place(a, i);
-            if (place >= 0 && (bits > least || (bits == least && same < ties))) {
-                int64_t at = larger + (same < ties ? same : ties);
-                a.places[at] = place;
-                a.values[at] = x;
+        const int64_t first = cuda_tile_first(tile);
+        int32_t size[CUDA_EACH];
+        uint64_t all, before = cuda_tile_load(a, first, least, size);
+        before = a.tiles[tile] + cuda_warps_before(before, &all);
+        uint32_t larger = (uint32_t)(before >> 32), same = (uint32_t)before;
+#pragma unroll
+        for (int j = 0; j < CUDA_EACH; j++) {
+            const uint32_t above = __ballot_sync(CUDA_WARP_ALL, size[j] > least);
+            const uint32_t equal = __ballot_sync(CUDA_WARP_ALL, size[j] == least);
+            if ((above | equal) == 0) { /* as in most rows */
+                continue;
+            }
+            const uint32_t mine = same + (uint32_t)__popc(equal & below);
+            if (size[j] > least || (size[j] == least && mine < ties)) {
+                const int64_t i = first + cuda_lane() + 32 * j;
+                const uint32_t at = larger + (uint32_t)__popc(above & below) + (mine < ties ? mine : ties);
+                a.places[at] = cuda_top_place(a, i);
+                a.values[at] = a.e[i];
                 a.e[i] = 0;
             }
-            larger += place >= 0 && bits > least;
-            same += place >= 0 && bits == least;
+            larger += (uint32_t)__popc(above);
+            same += (uint32_t)__popc(equal);
         }
     }
 }

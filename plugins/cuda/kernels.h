@@ -10,7 +10,8 @@
 #define CUDA_THREADS 256  /* of a block, in every launch */
 #define CUDA_UNROLL 4     /* 16-byte words per thread and step of a reduction: keeps enough loads in flight */
 #define CUDA_CODE_BLOCK 512 /* elements that share a scale, as in the layout of codes of ddl.h */
-#define CUDA_SUM_BLOCK 4096 /* elements of a partial sum of squares, as on the host */
+#define CUDA_SUM_BLOCK 4096 /* elements that 16 threads sum the squares of, as on the host */
+#define CUDA_SUM_STRETCH (CUDA_THREADS / 16 * CUDA_SUM_BLOCK) /* of a partial sum */
 #define CUDA_BINS 2048      /* of the first digit of top-k; the others have 1024 */
 #define CUDA_DIMS 9         /* of a strided tensor, and one within an element at an odd address */
 #define CUDA_TILE 4096      /* elements that a block of top-k places at once: 16 per thread */
@@ -83,11 +84,11 @@ typedef struct cuda_optim_args {
     void *m, *v, *r;
 } cuda_optim_args;
 
-/* partial[b] = the sum of the squares of block b of x; then out[0] = the sum of partial[..] in order. */
+/* partial[i] = the sum of the squares of stretch i of x; then out[0] = the sum of partial[..] in order. */
 typedef struct cuda_squares_args {
     const void *x; /* of f32 or f64 */
     int64_t count;
-    double *partial; /* one for each CUDA_SUM_BLOCK elements begun */
+    double *partial; /* one for each CUDA_SUM_STRETCH elements begun */
     double *out;
 } cuda_squares_args;
 
@@ -131,7 +132,7 @@ typedef struct cuda_top_args {
     float *values;
     unsigned long long *odd; /* or NULL */
     cuda_top_state *state;
-    long long *tiles; /* two for each CUDA_TILE elements begun: magnitudes above the threshold, and equal to it */
+    uint64_t *tiles; /* of each CUDA_TILE elements begun: magnitudes above the threshold << 32, and equal to it */
     const int32_t *labels; /* of a merge: the place of each element, below 0: there is none; NULL: its own number */
     int64_t count, k;
     int32_t shift; /* of the digit: 20, 10, 0 */

@@ -23,6 +23,7 @@ typedef struct ddl__lane {
     double *numbers, *told; /* results that the host wants: on the device, and as the host was told */
     float *scratch[2];      /* for the largest array each, of f64 too */
     double *partial;        /* of sums of squares; codes' scratch */
+    ddl__optim_tally tally; /* of the tensor that the host is at */
 } ddl__lane;
 
 static bool ddl__lane_is_host(const ddl__lane *lane) { return lane == NULL || lane->device == NULL; }
@@ -368,10 +369,29 @@ static void ddl__lane_average(ddl__lane *lane, void *data, int64_t count, ddl_dt
     }
 }
 
+/* Of at most a stretch. */
+static double ddl__stretch_squares(const void *x, ddl_dtype dtype, int64_t count) {
+    float block[DDL__LANE_BLOCK];
+    double sum = 0;
+    if (dtype == DDL_F32) {
+        return ddl__sum_squares(x, count);
+    }
+    if (dtype == DDL_F64) {
+        return ddl__sum_squares_f64(x, count);
+    }
+    for (int64_t i = 0; i < count; i += DDL__LANE_BLOCK) {
+        int64_t some = DDL__MIN(count - i, (int64_t)DDL__LANE_BLOCK);
+        ddl__convert(block, DDL_F32, (const char *)x + 2 * i, dtype, some);
+        sum += ddl__sum_squares(block, some);
+    }
+    return sum;
+}
+
 /* Number `at` becomes the sum of squares of an array. */
 static void ddl__lane_squares(ddl__lane *lane, const void *x, ddl_dtype dtype, int64_t count, int64_t at) {
+    size_t size = ddl_dtype_bytes(dtype);
     if (!ddl__lane_is_host(lane)) {
-        if (ddl_dtype_bytes(dtype) == 2) {
+        if (size == 2) {
             ddl__lane_convert(lane, lane->scratch[0], DDL_F32, x, dtype, count);
             x = lane->scratch[0];
             dtype = DDL_F32;
@@ -380,18 +400,10 @@ static void ddl__lane_squares(ddl__lane *lane, const void *x, ddl_dtype dtype, i
         ddl__lane_kernel(lane, DDL_KERNEL_SQUARES, &k);
         return;
     }
-    float block[DDL__LANE_BLOCK];
     double sum = 0;
-    if (dtype == DDL_F32) {
-        sum = ddl__sum_squares(x, count);
-    }
-    if (dtype == DDL_F64) {
-        sum = ddl__sum_squares_f64(x, count);
-    }
-    for (int64_t i = 0; ddl_dtype_bytes(dtype) == 2 && i < count; i += DDL__LANE_BLOCK) {
-        int64_t some = DDL__MIN(count - i, (int64_t)DDL__LANE_BLOCK);
-        ddl__convert(block, DDL_F32, (const char *)x + 2 * i, dtype, some);
-        sum += ddl__sum_squares(block, some);
+    for (int64_t i = 0; i < count; i += DDL__STRETCH) {
+        const char *from = (const char *)x + (size_t)i * size;
+        sum += ddl__stretch_squares(from, dtype, DDL__MIN(count - i, DDL__STRETCH));
     }
     lane->numbers[at] = sum;
 }
@@ -412,11 +424,10 @@ static ddl_kernel_step ddl__lane_step_of(const ddl_optimizer *o, const ddl_optim
 static void ddl__lane_optim_sums(ddl__lane *lane, const ddl_optimizer *o, const ddl_optimizer_part *part, int64_t at,
                                  bool more) {
     if (ddl__lane_is_host(lane)) {
-        double some[2];
-        ddl__optim_sums(o, part, some);
-        for (int32_t i = 0; i < 2; i++) {
-            lane->numbers[at + i] = (more ? lane->numbers[at + i] : 0) + some[i];
+        if (!more) {
+            lane->tally = (ddl__optim_tally){.done = 0};
         }
+        ddl__optim_tally_add(&lane->tally, ddl__cpu_level(), o, part, lane->numbers + at);
         return;
     }
     const float *second = part->grad;

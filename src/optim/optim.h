@@ -4,10 +4,10 @@
  *     ddl__optim_init(sentence, &config, &optimizer)                checks, fills in the defaults
  *     state = zeroed floats, ddl__optim_slots(&optimizer) per element
  *     elementwise kinds:   ddl__optim_step(&optimizer, &part, NULL)
- *     LARS and LAMB:       ddl__optim_sums(&optimizer, &part, sums)   of each part, once per step
- *                          add the sums of all parts of the tensor, in a fixed order
+ *     LARS and LAMB:       ddl__optim_sums(&optimizer, &part, sums)   of the tensor, once per step, or
+ *                          ddl__optim_tally_add(&tally, level, &optimizer, &part, sums)   of its parts in their order
  *                          ddl__optim_step(&optimizer, &part, sums)
- * With the same part sums the parts of a tensor get the same bits as the whole. State of f64 tensors is f64. */
+ * With the same sums the parts of a tensor get the same bits as the whole. State of f64 tensors is f64. */
 #ifndef DDL_OPTIM_OPTIM_H
 #define DDL_OPTIM_OPTIM_H
 
@@ -174,10 +174,9 @@ static inline void ddl__lamb_sums_f64(ddl__cpu level, const ddl_optimizer *o, co
     }
 }
 
-/* First half of a step of LARS and LAMB on a part: out_sums[0] = sum of w^2, out_sums[1] = sum of g^2 (LARS) or of the
- * update's squares (LAMB, whose moments take in the gradient here: call it once per step). Others: zeros. */
-static inline void ddl__optim_sums_at(ddl__cpu level, const ddl_optimizer *o, const ddl_optimizer_part *part,
-                                      double out_sums[2]) {
+/* ddl__optim_sums of a stretch or less. */
+static inline void ddl__optim_stretch_sums(ddl__cpu level, const ddl_optimizer *o, const ddl_optimizer_part *part,
+                                           double out_sums[2]) {
     out_sums[0] = out_sums[1] = 0;
     if (o->kind == DDL_LARS && part->dtype == DDL_F64) {
         out_sums[0] = ddl__sum_squares_f64((const double *)(const void *)part->param, part->count);
@@ -189,6 +188,53 @@ static inline void ddl__optim_sums_at(ddl__cpu level, const ddl_optimizer *o, co
     } else if (o->kind == DDL_LAMB) {
         ddl__lamb_sums(level, o, part, out_sums);
     }
+}
+
+/* Sums of a tensor that is done part by part: of whole stretches, and of the one under way, of which `done` elements
+ * are in. */
+typedef struct ddl__optim_tally {
+    double before[2], stretch[2];
+    int64_t done;
+} ddl__optim_tally;
+
+/* `count` elements of a part, from element `at` of it on. */
+static inline ddl_optimizer_part ddl__part_of_part(const ddl_optimizer_part *part, int64_t at, int64_t count) {
+    size_t bytes = (size_t)at * ddl__part_size(part);
+    ddl_optimizer_part some = *part;
+    some.offset += at;
+    some.count = count;
+    some.param = (float *)(void *)((char *)part->param + bytes);
+    some.grad = (const float *)(const void *)((const char *)part->grad + bytes);
+    some.state = part->state != NULL ? (float *)(void *)((char *)part->state + bytes) : NULL;
+    return some;
+}
+
+/* The next part of a tensor; out_sums: of all so far. They are the same however the tensor is cut at blocks. */
+static inline void ddl__optim_tally_add(ddl__optim_tally *t, ddl__cpu level, const ddl_optimizer *o,
+                                        const ddl_optimizer_part *part, double out_sums[2]) {
+    for (int64_t i = 0, some; i < part->count; i += some) {
+        double found[2];
+        some = DDL__MIN(part->count - i, DDL__STRETCH - t->done);
+        ddl_optimizer_part cut = ddl__part_of_part(part, i, some);
+        ddl__optim_stretch_sums(level, o, &cut, found);
+        t->done = (t->done + some) % DDL__STRETCH;
+        for (int32_t k = 0; k < 2; k++) {
+            t->stretch[k] += found[k];
+            t->before[k] += t->done == 0 ? t->stretch[k] : 0;
+            t->stretch[k] = t->done == 0 ? 0 : t->stretch[k];
+        }
+    }
+    for (int32_t k = 0; k < 2; k++) {
+        out_sums[k] = t->before[k] + t->stretch[k];
+    }
+}
+
+/* First half of a step of LARS and LAMB on a tensor: out_sums[0] = sum of w^2, out_sums[1] = sum of g^2 (LARS) or of
+ * the update's squares (LAMB, whose moments take in the gradient here: call it once per step). Others: zeros. */
+static inline void ddl__optim_sums_at(ddl__cpu level, const ddl_optimizer *o, const ddl_optimizer_part *part,
+                                      double out_sums[2]) {
+    ddl__optim_tally tally = {.done = 0};
+    ddl__optim_tally_add(&tally, level, o, part, out_sums);
 }
 
 static inline void ddl__optim_sums(const ddl_optimizer *o, const ddl_optimizer_part *part, double out_sums[2]) {

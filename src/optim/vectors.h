@@ -210,6 +210,10 @@ static inline double ddl__lanes_sum(const double lanes[DDL__RUN]) {
  * wherever they are made. */
 #define DDL__BLOCK 4096
 
+/* Within a stretch the sums of blocks are added in their order, then those of stretches: a device makes one stretch
+ * beside the other. Its callers see to that; the functions here are for one. */
+#define DDL__STRETCH ((int64_t)16 * DDL__BLOCK)
+
 /* sums[0] += the sum of x[i]^2, sums[1] += that of y[i]^2. */
 static inline void ddl__pair_squares_at(ddl__cpu level, const float *x, const float *y, int64_t count,
                                         double sums[2]) {
