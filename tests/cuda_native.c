@@ -209,6 +209,9 @@ static ddl_status cuda_share(cuda_ipc *t, const void *memory, uint64_t bytes, cu
     return DDL_OK;
 }
 static cuda_links links; /* how the GPUs of the sets that are opened reach each other */
+/* Whose tensors are where: all on one GPU; on several, as the set is told; or the set is told of one, and they are not. */
+enum { ON_ONE, ON_SEVERAL, ELSEWHERE, WHERES };
+static int where;
 static ddl_status cuda_reach(cuda_ipc *t, int32_t peer, const cuda_place *place, uint64_t bytes, cuda_gpu *gpu,
                              cuda_import **out_import, CUdeviceptr *out) {
     static cuda_import import;
@@ -218,6 +221,7 @@ static ddl_status cuda_reach(cuda_ipc *t, int32_t peer, const cuda_place *place,
     if (links.is_ring) { /* a rank reads from the one before it alone */
         CHECK_EQ(peer, cuda_ring_neighbour(&links, t->world_size, t->rank, -1));
     }
+    CHECK(where != ON_ONE || t->rank == 0); /* which does the work of all */
     CHECK(gpu == &ranks[t->rank].gpu);
     if (random_bits() % 3 == 0) {
         return DDL_IN_PROGRESS;
@@ -250,6 +254,7 @@ static void make_ranks(int n) {
     for (int r = 0; r < n; r++) {
         struct rank *x = &ranks[r];
         x->gpu = (cuda_gpu){.host = &host, .cu = cu, .multiprocessors = 4, .name = "stand-in"};
+        x->gpu.uuid.bytes[0] = (char)(where != ON_ONE ? r : 0);
         x->gpu.module = (CUmodule)(uintptr_t)&x->gpu;
         atomic_store(&x->gpu.context, (CUcontext)(uintptr_t)&x->gpu);
         pthread_mutex_init(&x->gpu.lock, NULL);
@@ -523,7 +528,10 @@ TEST(every_kind_in_place_or_not_with_streams_and_memory_of_all_sorts) {
     static const int64_t counts[] = {0, 1, 7, 1001, 5000, 30001};
     static const size_t places[] = {0, 0, 8, 3};
     int tried = 0;
-    for (int n = 1; n <= RANKS; n++) {
+    for (int turn = 0; turn < RANKS * WHERES; turn++) {
+        int n = turn / WHERES + 1;
+        where = turn % WHERES;
+        links.apart = where == ON_SEVERAL;
         make_ranks(n);
         open_sets(n, (uint64_t)n);
         for (int i = 0; i < 11 * 7 * 6; i++) {
@@ -535,8 +543,8 @@ TEST(every_kind_in_place_or_not_with_streams_and_memory_of_all_sorts) {
             c.factor = c.op == DDL_SUM ? c.factor : 0;
             unshareable = i % 3;
             if (!run(&c)) {
-                test__fail(__FILE__, __LINE__, "%s of %d: %s %s, %lld elements, in place %x, streams %x, place %zu, "
-                           "factor %g, unshareable %d", ddl__kind_name(c.kind), n, ddl_dtype_name(c.dtype),
+                test__fail(__FILE__, __LINE__, "%s of %d, where %d: %s %s, %lld elements, in place %x, streams %x, place %zu, "
+                           "factor %g, unshareable %d", ddl__kind_name(c.kind), n, where, ddl_dtype_name(c.dtype),
                            ddl__op_name(c.op), (long long)c.count, (unsigned)c.in_place, (unsigned)c.streams, c.place,
                            c.factor, unshareable);
             }
@@ -544,7 +552,9 @@ TEST(every_kind_in_place_or_not_with_streams_and_memory_of_all_sorts) {
         }
         free_ranks(n);
     }
-    CHECK_EQ(tried, 4 * 462);
+    CHECK_EQ(tried, RANKS * WHERES * 462);
+    where = ON_ONE;
+    links = (cuda_links){0};
 }
 
 /* Around a ring of any order: what is reduced and copied is right, and nobody reads but from the one before. A broadcast's
@@ -557,6 +567,7 @@ TEST(around_a_ring_everything_is_right) {
                  {DDL_F32_I32, DDL_MIN_INDEX}};
     static const int32_t kinds[] = {DDL_ALL_REDUCE, DDL_REDUCE_SCATTER, DDL_ALL_GATHER, DDL_BROADCAST, DDL_BARRIER};
     static const int64_t counts[] = {0, 1, 7, 1001, 5000, 30001};
+    where = ON_SEVERAL;
     for (int n = 3; n <= RANKS; n++) {
         for (int order = 0; order < 3; order++) {
             links = (cuda_links){.is_ring = true, .apart = order > 0};
@@ -589,6 +600,7 @@ TEST(around_a_ring_everything_is_right) {
         }
     }
     links = (cuda_links){0};
+    where = ON_ONE;
 }
 
 /* The search: rings that there are, none where there is none, each of neighbours that reach each other. */
@@ -620,7 +632,8 @@ TEST(a_ring_is_found_where_there_is_one) {
 TEST(large_copies_between_gpus_go_by_engines) {
     static const int32_t kinds[] = {DDL_ALL_GATHER, DDL_BROADCAST, DDL_ALL_TO_ALL, DDL_GATHER, DDL_SCATTER, DDL_ALL_REDUCE};
     for (int i = 0; i < 12; i++) {
-        links = (cuda_links){.apart = i < 6};
+        where = i < 6 ? ON_SEVERAL : ON_ONE;
+        links = (cuda_links){.apart = where == ON_SEVERAL};
         call c = {.kind = kinds[i % 6], .n = 2, .dtype = DDL_F32, .op = DDL_SUM, .sequence = 1, .streams = i % 4};
         c.count = (c.kind == DDL_BROADCAST ? 2 : 1) * ((int64_t)CUDA_ENGINE_BYTES / 4 + 128);
         unshareable = 0;
@@ -677,7 +690,9 @@ TEST(another_call_is_found_before_anything_is_written) {
 TEST(after_a_cancel_nobody_touches_the_memory) {
     int launched = 0, missing = 0;
     for (int trial = 0; trial < 800; trial++) {
-        links = (cuda_links){.is_ring = trial >= 400, .rank = {0, 1, 2}, .place = {0, 1, 2}};
+        int r0 = trial / 4 % 3, r1 = (r0 + 1) % 3, r2 = (r0 + 2) % 3; /* r0 gives up */
+        where = trial >= 400 || trial / 12 % 2 == 0 ? ON_SEVERAL : ON_ONE;
+        links = (cuda_links){.is_ring = trial >= 400, .apart = where == ON_SEVERAL, .rank = {0, 1, 2}, .place = {0, 1, 2}};
         call c = {.kind = trial % 2 == 0 ? DDL_ALL_REDUCE : links.is_ring ? DDL_REDUCE_SCATTER : DDL_ALL_TO_ALL, .n = 3, .dtype = DDL_F32, .op = DDL_SUM,
                   .count = 3000, .sequence = 1, .in_place = trial % 8};
         int before = launch_count;
@@ -691,26 +706,26 @@ TEST(after_a_cancel_nobody_touches_the_memory) {
         for (uint64_t i = random_bits() % (links.is_ring ? 120 : 60); i > 0; i--) {
             step(&ranks[random_bits() % 3]);
         }
-        if (ranks[0].op != NULL) {
+        if (ranks[r0].op != NULL) {
             uint64_t begun = clock_ns;
-            cuda_native_cancel(&ranks[0].t, ranks[0].set, ranks[0].op);
+            cuda_native_cancel(&ranks[r0].t, ranks[r0].set, ranks[r0].op);
             CHECK(clock_ns - begun < CUDA_CANCEL_PATIENCE_NS);
-            ranks[0].op = NULL;
-            memset(memory[0][0], 0x11, in_bytes + 64);
-            memset(memory[0][1], 0x22, in_bytes + 64);
+            ranks[r0].op = NULL;
+            memset(memory[r0][0], 0x11, in_bytes + 64);
+            memset(memory[r0][1], 0x22, in_bytes + 64);
             missing++;
             for (int i = 0; i < 200; i++) {
-                step(&ranks[1 + random_bits() % 2]);
+                step(&ranks[random_bits() % 2 == 0 ? r1 : r2]);
             }
             run_all();
             for (size_t i = 0; i < in_bytes + 64; i++) {
-                if (memory[0][0][i] != 0x11 || memory[0][1][i] != 0x22) {
+                if (memory[r0][0][i] != 0x11 || memory[r0][1][i] != 0x22) {
                     test__fail(__FILE__, __LINE__, "byte %zu was written after the cancel, trial %d", i, trial);
                     break;
                 }
             }
         }
-        for (int r = 1; r < 3; r++) {
+        for (int r = 0; r < 3; r++) {
             if (ranks[r].op != NULL) {
                 cuda_native_cancel(&ranks[r].t, ranks[r].set, ranks[r].op);
                 ranks[r].op = NULL;
@@ -721,6 +736,7 @@ TEST(after_a_cancel_nobody_touches_the_memory) {
         free_ranks(3);
     }
     links = (cuda_links){0};
+    where = ON_ONE;
     CHECK(launched > 40 && launched < 760); /* both happen: before the launch, and after it */
     CHECK(missing > 200);
 }
@@ -766,28 +782,32 @@ TEST(a_cancel_outlasts_what_was_launched) {
 
 /* A rank is killed before it comes, or in the middle: the others wait for nothing of it. */
 TEST(a_dead_rank_frees_the_others) {
-    for (int trial = 0; trial < 80; trial++) {
+    for (int trial = 0; trial < 160; trial++) { /* the last half on one GPU, where rank 0 does the work of all */
+        int dead = trial >= 120 ? 0 : 2, left[2] = {dead == 0 ? 1 : 0, dead == 0 ? 2 : 1};
+        where = trial < 80 ? ON_SEVERAL : ON_ONE;
         call c = {.kind = DDL_ALL_REDUCE, .n = 3, .dtype = DDL_F32, .op = DDL_SUM, .count = 3000, .sequence = 1};
-        links = (cuda_links){.is_ring = trial >= 40, .rank = {0, 2, 1}, .place = {0, 2, 1}};
+        links = (cuda_links){.is_ring = trial >= 40 && trial < 80, .apart = where == ON_SEVERAL,
+                             .rank = {0, 2, 1}, .place = {0, 2, 1}};
         unshareable = 0;
         make_ranks(3);
         open_sets(3, 5);
         prepare(&c);
         for (int r = 0; r < 3; r++) {
-            if (r != 2 || trial % 2 == 0) {
+            if (r != dead || trial % 2 == 0) {
                 start(&c, r, 8);
             }
         }
-        for (int i = 0; i < trial; i++) {
+        for (int i = 0; i < trial % 80; i++) {
             step(&ranks[random_bits() % 3]);
         }
-        ranks[2].gone = true;
+        ranks[dead].gone = true;
         for (int i = 0; i < 100; i++) {
-            step(&ranks[random_bits() % 2]);
+            step(&ranks[left[random_bits() % 2]]);
         }
         uint64_t begun = clock_ns;
-        for (int r = 0; r < 2; r++) {
-            ranks[r].peers[2].dead = true;
+        for (int i = 0; i < 2; i++) {
+            int r = left[i];
+            ranks[r].peers[dead].dead = true;
             if (ranks[r].op != NULL) {
                 cuda_native_cancel(&ranks[r].t, ranks[r].set, ranks[r].op);
                 ranks[r].op = NULL;
@@ -795,18 +815,20 @@ TEST(a_dead_rank_frees_the_others) {
             cuda_native_close(&ranks[r].t, ranks[r].set);
         }
         CHECK(clock_ns - begun < CUDA_CANCEL_PATIENCE_NS);
-        cuda_natives_reclaim(&ranks[0].t, false);
-        cuda_natives_reclaim(&ranks[1].t, false);
-        CHECK(ranks[0].t.natives->first == NULL && ranks[1].t.natives->first == NULL);
+        for (int i = 0; i < 2; i++) {
+            cuda_natives_reclaim(&ranks[left[i]].t, false);
+            CHECK(ranks[left[i]].t.natives->first == NULL);
+        }
         run_all();
         give_back(&c);
-        if (ranks[2].op != NULL) { /* its own memory, which the operating system takes back */
-            ranks[0].peers[2].dead = ranks[2].peers[0].dead = ranks[2].peers[1].dead = true;
-            cuda_native_cancel(&ranks[2].t, ranks[2].set, ranks[2].op);
+        if (ranks[dead].op != NULL) { /* its own memory, which the operating system takes back */
+            ranks[dead].peers[left[0]].dead = ranks[dead].peers[left[1]].dead = true;
+            cuda_native_cancel(&ranks[dead].t, ranks[dead].set, ranks[dead].op);
         }
         free_ranks(3);
     }
     links = (cuda_links){0};
+    where = ON_ONE;
 }
 
 /* More sets than a board has places for, one after another; ranks close them at different times. */

@@ -29,7 +29,7 @@
 #include "capture.h"
 
 enum { CUDA_ARRIVAL, CUDA_IN, CUDA_OUT, CUDA_STATE, CUDA_WORDS };   /* lines of a rank in a set */
-enum { CUDA_SEQUENCE, CUDA_SIGNATURE, CUDA_FACTOR, CUDA_IN_PLACE }; /* words of CUDA_ARRIVAL */
+enum { CUDA_SEQUENCE, CUDA_SIGNATURE, CUDA_FACTOR, CUDA_IN_PLACE, CUDA_WHICH_GPU }; /* words of CUDA_ARRIVAL */
 /* Of CUDA_STATE: two sequences, two times 1, and which round of a ring has ended (cuda_round_word). */
 enum { CUDA_LAUNCHED, CUDA_DONE, CUDA_CANCELLED, CUDA_LEFT, CUDA_ROUNDS };
 
@@ -361,7 +361,7 @@ static int cuda_launch_step(cuda_native *set, cuda_op *op) {
     if (!cuda_may_launch(set, op)) {
         return CUDA_STUCK;
     }
-    bool works = op->call.kind != DDL_BARRIER && op->call.bytes > 0;
+    bool works = cuda_job_works(&op->job);
     bool rounds = works && set->links.is_ring && op->capture == NULL;
     if (works && !rounds) {
         status = cuda_enter(op->gpu, &guard);
@@ -383,10 +383,13 @@ static uint64_t cuda_op_out_bytes(const cuda_native *set, const cuda_op *op) {
                                                                      : cuda_job_out_bytes(&op->call, set->count);
 }
 
+static cuda_place cuda_told_place(const cuda_set *words, int32_t line) {
+    return (cuda_place){cuda_told(words, line, 0), cuda_told(words, line, 1), cuda_told(words, line, 2)};
+}
+
 /* Maps what rank j told of its input or output, if it told of it. */
 static ddl_status cuda_map_one(cuda_native *set, cuda_op *op, int32_t j, int32_t line, uint64_t bytes, char **out) {
-    cuda_place place = {cuda_told(set->sets[j], line, 0), cuda_told(set->sets[j], line, 1),
-                        cuda_told(set->sets[j], line, 2)};
+    cuda_place place = cuda_told_place(set->sets[j], line);
     CUdeviceptr at = 0;
     if (*out != NULL || cuda_told(set->sets[j], line, 3) != op->call.sequence) {
         return DDL_OK;
@@ -399,20 +402,30 @@ static ddl_status cuda_map_one(cuda_native *set, cuda_op *op, int32_t j, int32_t
     return status;
 }
 
+/* Whether a rank has both, and its output lies where its input does: that is mapped once. */
+static bool cuda_told_twice(const cuda_set *words, const cuda_op *op, uint64_t in_bytes, uint64_t out_bytes) {
+    cuda_place in = cuda_told_place(words, CUDA_IN), out = cuda_told_place(words, CUDA_OUT);
+    uint64_t sequence = op->call.sequence;
+    return cuda_told(words, CUDA_IN, 3) == sequence && cuda_told(words, CUDA_OUT, 3) == sequence &&
+           out_bytes <= in_bytes && in.id == out.id && in.slot == out.slot && in.offset == out.offset;
+}
+
 /* Around a ring a rank reads memory of the one before it, and writes words of both neighbours where that is captured. */
 static int cuda_mapped_step(cuda_native *set, cuda_op *op) {
     uint64_t in_bytes = cuda_job_in_bytes(&op->call, set->count), out_bytes = cuda_op_out_bytes(set, op);
     for (; op->awaited < set->count; op->awaited++) {
         int32_t j = op->awaited, n = set->count;
         char *in = (char *)(uintptr_t)op->job.in[j];
-        bool before = j != set->rank, near = before;
+        bool before = j != set->rank && cuda_job_works(&op->job), near = before;
         if (set->links.is_ring) {
             before = j == cuda_ring_neighbour(&set->links, n, set->rank, -1);
             near = before || j == cuda_ring_neighbour(&set->links, n, set->rank, 1);
         }
         ddl_status status = before ? cuda_map_one(set, op, j, CUDA_IN, in_bytes, &in) : DDL_OK;
         op->job.in[j] = in;
-        if (status == DDL_OK && before) {
+        if (status == DDL_OK && before && cuda_told_twice(set->sets[j], op, in_bytes, out_bytes)) {
+            op->job.out[j] = in;
+        } else if (status == DDL_OK && before) {
             status = cuda_map_one(set, op, j, CUDA_OUT, out_bytes, &op->job.out[j]);
         }
         if (status == DDL_OK && near && op->capture != NULL) {
@@ -431,7 +444,14 @@ static uint64_t cuda_op_signature(const cuda_op *op) {
     return op->capture != NULL ? ~op->call.signature : op->call.signature;
 }
 
-/* Has everybody come, and with the same call? */
+/* 64 bits of its UUID, for ranks to tell whether theirs is the same. */
+static uint64_t cuda_which_gpu(const cuda_gpu *gpu) {
+    uint64_t half[2];
+    memcpy(half, &gpu->uuid, sizeof half);
+    return half[0] ^ half[1];
+}
+
+/* Has everybody come, and with the same call? What is done together is settled here. */
 static int cuda_arrived_step(cuda_native *set, cuda_op *op) {
     for (; op->awaited < set->count; op->awaited++) {
         const cuda_set *words = cuda_native_words(set, op->awaited);
@@ -446,6 +466,7 @@ static int cuda_arrived_step(cuda_native *set, cuda_op *op) {
         memcpy(&op->job.factor[op->awaited], &factor, sizeof factor);
         op->job.has_factor = op->job.has_factor || op->job.factor[op->awaited] != 1;
         op->job.in_place = op->job.in_place || cuda_told(words, CUDA_ARRIVAL, CUDA_IN_PLACE) != 0;
+        op->job.one_gpu = op->job.one_gpu && cuda_told(words, CUDA_ARRIVAL, CUDA_WHICH_GPU) == cuda_which_gpu(op->gpu);
     }
     op->awaited = 0;
     op->step = cuda_mapped_step;
@@ -459,17 +480,16 @@ static void cuda_op_tell_place(cuda_native *set, const cuda_op *op, int32_t line
     cuda_tell(set->own, line, 3, op->call.sequence);
 }
 
-/* Tells the others of memory that they will touch. Memory that cannot be shared is replaced: *copy. */
+/* Tells the others of memory that they will touch: *place. Memory that cannot be shared is replaced: *copy. */
 static ddl_status cuda_op_share(cuda_native *set, cuda_op *op, int32_t line, const void *memory, uint64_t bytes,
-                                CUdeviceptr *copy) {
-    cuda_place place;
-    ddl_status status = *copy == 0 ? cuda_share(set->t, memory, bytes, &place) : DDL_ERR_UNSUPPORTED;
+                                CUdeviceptr *copy, cuda_place *place) {
+    ddl_status status = *copy == 0 ? cuda_share(set->t, memory, bytes, place) : DDL_ERR_UNSUPPORTED;
     if (status == DDL_ERR_UNSUPPORTED) {
         status = *copy == 0 ? cuda_op_memory(op, bytes, copy) : DDL_OK;
-        status = status == DDL_OK ? cuda_share(set->t, (void *)(uintptr_t)*copy, bytes, &place) : status;
+        status = status == DDL_OK ? cuda_share(set->t, (void *)(uintptr_t)*copy, bytes, place) : status;
     }
     if (status == DDL_OK) {
-        cuda_op_tell_place(set, op, line, &place);
+        cuda_op_tell_place(set, op, line, place);
     }
     return status;
 }
@@ -487,6 +507,7 @@ static int cuda_arrive_step(cuda_native *set, cuda_op *op) {
     cuda_tell(set->own, CUDA_ARRIVAL, CUDA_SIGNATURE, cuda_op_signature(op));
     cuda_tell(set->own, CUDA_ARRIVAL, CUDA_FACTOR, factor);
     cuda_tell(set->own, CUDA_ARRIVAL, CUDA_IN_PLACE, op->job.in_place);
+    cuda_tell(set->own, CUDA_ARRIVAL, CUDA_WHICH_GPU, cuda_which_gpu(op->gpu));
     cuda_tell(set->own, CUDA_ARRIVAL, CUDA_SEQUENCE, op->call.sequence); /* last: with all the others */
     cuda_native_ring(set);
     return CUDA_MOVED;
@@ -514,20 +535,29 @@ static ddl_status cuda_op_prepare(cuda_native *set, cuda_op *op) {
     bool scan = call->kind == DDL_SCAN || (call->kind == DDL_EXSCAN && set->rank > 0), ring = set->links.is_ring;
     bool apart = (scan && call->in == call->out) || (ring && call->kind == DDL_REDUCE_SCATTER);
     uint64_t in_bytes = cuda_job_in_bytes(call, set->count), out_bytes = cuda_op_out_bytes(set, op);
-    bool in_shared = ring ? cuda_ring_in_shared(call->kind, is_root) : cuda_job_in_shared(call->kind, is_root);
-    bool out_shared = ring ? cuda_ring_out_shared(call->kind, is_root) : cuda_job_out_shared(call->kind, is_root);
+    cuda_place place = {0, 0, 0};
+    bool in_shared = ring               ? cuda_ring_in_shared(call->kind, is_root)
+                     : op->job.one_gpu ? cuda_job_in_read(call->kind, is_root)
+                                       : cuda_job_in_shared(call->kind, is_root);
+    bool written = cuda_job_out_written(call->kind, is_root) && (call->kind != DDL_EXSCAN || set->rank > 0);
+    bool out_shared = ring               ? cuda_ring_out_shared(call->kind, is_root)
+                      : op->job.one_gpu ? written
+                                        : cuda_job_out_shared(call->kind, is_root);
     ddl_status status = cuda_native_stream(set, op->gpu);
     if (status == DDL_OK && op->capture != NULL) {
         status = cuda_op_prepare_capture(set, op);
     }
     if (status == DDL_OK && in_shared) {
-        status = cuda_op_share(set, op, CUDA_IN, call->in, in_bytes, &op->copy_in);
+        status = cuda_op_share(set, op, CUDA_IN, call->in, in_bytes, &op->copy_in, &place);
     }
     if (status == DDL_OK && apart) {
         status = cuda_op_memory(op, out_bytes, &op->copy_out);
     }
-    if (status == DDL_OK && out_shared) {
-        status = cuda_op_share(set, op, CUDA_OUT, call->out, out_bytes, &op->copy_out);
+    bool as_in = in_shared && call->out == call->in && out_bytes <= in_bytes && op->copy_in == 0 && !apart;
+    if (status == DDL_OK && out_shared && as_in) {
+        cuda_op_tell_place(set, op, CUDA_OUT, &place);
+    } else if (status == DDL_OK && out_shared) {
+        status = cuda_op_share(set, op, CUDA_OUT, call->out, out_bytes, &op->copy_out, &place);
     }
     if (status == DDL_OK && op->copy_in != 0) {
         CUstream stream = op->capture != NULL ? (CUstream)call->stream : set->stream;
@@ -609,13 +639,14 @@ static ddl_status cuda_native_start(void *self, void *set_, const ddl_native_cal
     }
     set->spare = op == set->spare ? op->next : set->spare;
     memset(op, 0, sizeof *op);
+    bool capture = call->size >= offsetof(ddl_native_call, event) && call->capture != 0;
     *op = (cuda_op){.call = *call, .step = cuda_ready_step, .differs = -1};
     op->job.call = *call;
     op->job.count = set->count;
     op->job.rank = set->rank;
     op->job.in_place = call->in == call->out;
+    op->job.one_gpu = !set->links.apart && !set->links.is_ring && !capture;
     ddl_status status = cuda_ipc_gpu(t, call->device > 0 ? call->device - 1 : 0, &op->gpu);
-    bool capture = call->size >= offsetof(ddl_native_call, event) && call->capture != 0;
     op->event = DDL_HAS(call, event) ? call->event : NULL;
     cuda_guard guard;
     if (status == DDL_OK && capture) {

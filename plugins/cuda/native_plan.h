@@ -9,6 +9,9 @@
  *     all_to_all               of a pair of ranks one exchanges both parts, word by word: that is good in place too
  *     large copies             all_gather, broadcast, gather, scatter, all_to_all out of place: by copy engines
  *
+ * Ranks whose tensors are all on one GPU leave the work of all to the first of them, in launches that serve all ranks:
+ * processes take turns on a GPU, and a turn takes longer than a small operation.
+ *
  * In place is safe where each element of an input is read by the thread that overwrites it, and by no other: that is so
  * for slices, and not for scans, whose results go to other memory first. */
 #ifndef CUDA_NATIVE_PLAN_H
@@ -26,6 +29,7 @@ typedef struct cuda_job {
     ddl_native_call call;
     int32_t count, rank;
     bool in_place;   /* of any rank */
+    bool one_gpu;    /* all tensors are on one: rank 0 does the work of all */
     bool has_factor; /* likewise */
     const char *in[CUDA_PLACES];
     char *out[CUDA_PLACES];
@@ -46,6 +50,14 @@ static bool cuda_job_out_shared(int32_t kind, bool is_root) {
     return kind == DDL_ALL_REDUCE || kind == DDL_ALL_GATHER || kind == DDL_ALL_TO_ALL || kind == DDL_BROADCAST ||
            ((kind == DDL_REDUCE || kind == DDL_GATHER) && is_root);
 }
+/* The same where rank 0 does the work of all: what an operation reads and writes. */
+static bool cuda_job_in_read(int32_t kind, bool is_root) {
+    return cuda_job_in_shared(kind, is_root) || kind == DDL_ALL_GATHER || kind == DDL_GATHER;
+}
+static bool cuda_job_out_written(int32_t kind, bool is_root) {
+    return cuda_job_out_shared(kind, is_root) || kind == DDL_REDUCE_SCATTER || kind == DDL_SCATTER ||
+           kind == DDL_SCAN || kind == DDL_EXSCAN;
+}
 /* Bytes behind in and out. */
 static uint64_t cuda_job_in_bytes(const ddl_native_call *call, int32_t count) {
     bool parts = call->kind == DDL_SCATTER || call->kind == DDL_REDUCE_SCATTER || call->kind == DDL_ALL_TO_ALL;
@@ -56,8 +68,12 @@ static uint64_t cuda_job_out_bytes(const ddl_native_call *call, int32_t count) {
     return parts ? call->bytes * (uint64_t)count : call->bytes;
 }
 
-/* A slice of the bytes of a job, one for each rank: [*at, *at + result). */
+/* A slice of the bytes of a job, one for each rank: [*at, *at + result). On one GPU the first is all. */
 static uint64_t cuda_job_slice(const cuda_job *job, int32_t slice, uint64_t *at) {
+    if (job->one_gpu) {
+        *at = 0;
+        return slice == 0 ? job->call.bytes : 0;
+    }
     uint64_t n = (uint64_t)job->count, bytes = job->call.bytes, each = (bytes + n - 1) / n;
     each = (each + CUDA_SLICE_UNIT - 1) / CUDA_SLICE_UNIT * CUDA_SLICE_UNIT;
     each = each < CUDA_SLICE_LEAST ? CUDA_SLICE_LEAST : each;
@@ -171,7 +187,8 @@ static ddl_status cuda_job_all_to_all(const cuda_sink *sink, const cuda_job *job
 }
 
 static ddl_status cuda_job_all_reduce(const cuda_sink *sink, const cuda_job *job) {
-    bool one_shot = job->call.bytes <= CUDA_ONE_SHOT_BYTES && !job->in_place, to_root = job->call.kind == DDL_REDUCE;
+    bool one_shot = job->call.bytes <= CUDA_ONE_SHOT_BYTES && !job->in_place && !job->one_gpu;
+    bool to_root = job->call.kind == DDL_REDUCE;
     char *const *dsts = to_root ? &job->out[job->call.root] : job->out;
     uint64_t at = 0, bytes = job->call.bytes;
     if (one_shot && to_root && job->rank != job->call.root) {
@@ -185,8 +202,8 @@ static ddl_status cuda_job_all_reduce(const cuda_sink *sink, const cuda_job *job
     return cuda_job_reduce(sink, job, dsts, one_shot || to_root ? 1 : job->count, job->count, 0, at, bytes);
 }
 
-/* This rank's launch. */
-static ddl_status cuda_job_put(const cuda_sink *sink, const cuda_job *job) {
+/* The part of one rank. */
+static ddl_status cuda_job_put_part(const cuda_sink *sink, const cuda_job *job) {
     uint64_t bytes = job->call.bytes, at = 0, own = (uint64_t)job->rank * bytes;
     int32_t r = job->rank, root = job->call.root;
     if (bytes == 0) {
@@ -206,6 +223,22 @@ static ddl_status cuda_job_put(const cuda_sink *sink, const cuda_job *job) {
     case DDL_ALL_TO_ALL: return cuda_job_all_to_all(sink, job);
     default: return DDL_OK; /* a barrier */
     }
+}
+
+/* Whether this rank's GPU has work of it. */
+static bool cuda_job_works(const cuda_job *job) {
+    return job->call.kind != DDL_BARRIER && job->call.bytes > 0 && !(job->one_gpu && job->rank > 0);
+}
+
+/* This rank's launch, or those of all. */
+static ddl_status cuda_job_put(const cuda_sink *sink, const cuda_job *job) {
+    cuda_job part = *job;
+    int32_t end = job->one_gpu ? job->count : job->rank + 1;
+    ddl_status status = DDL_OK;
+    for (; part.rank < end && cuda_job_works(job) && status == DDL_OK; part.rank++) {
+        status = cuda_job_put_part(sink, &part);
+    }
+    return status;
 }
 
 #endif /* CUDA_NATIVE_PLAN_H */
