@@ -18835,7 +18835,26 @@ static ddl_status ddl__copy_wait(ddl_context *c, ddl__stage *s, ddl_status statu
                                     (unsigned long long)s->items[0].bytes, ddl_status_text(status));
 }
 
-/* By way of packed memory. */
+/* Within one device, by its copy or its kernel for strided tensors; by packed memory there where both are strided. */
+static ddl_status ddl__tensor_copy_inside(ddl_context *c, const ddl_tensor *dst, const ddl_tensor *src,
+                                          uint64_t bytes, ddl__stage *s) {
+    const char *what = "ddl_tensor_copy";
+    bool from = ddl__is_contiguous(src), to = ddl__is_contiguous(dst);
+    char *packed = to ? dst->data : from ? src->data : NULL;
+    if (!from || to) {
+        DDL__TRY(ddl__stage_add(c, s, src, bytes, packed, src->device, what));
+        s->items[0].comes = s->items[0].inside = true;
+        packed = s->items[0].host;
+        DDL__TRY(ddl__copy_wait(c, s, ddl__stage_fill(c, s)));
+    }
+    if (!to) {
+        DDL__TRY(ddl__stage_add(c, s, dst, bytes, packed, dst->device, what));
+        s->items[s->count - 1].goes = s->items[s->count - 1].inside = true;
+    }
+    return ddl__copy_wait(c, s, ddl__stage_drain(c, s, bytes));
+}
+
+/* By way of packed memory of the host. */
 static ddl_status ddl__tensor_copy_staged(ddl_context *c, const ddl_tensor *dst, const ddl_tensor *src,
                                           uint64_t bytes, ddl__stage *s) {
     const char *what = "ddl_tensor_copy";
@@ -18859,6 +18878,39 @@ static ddl_status ddl__tensor_copy_staged(ddl_context *c, const ddl_tensor *dst,
     return ddl__copy_wait(c, s, ddl__stage_drain(c, s, bytes));
 }
 
+/* One or both are on a device. */
+static ddl_status ddl__tensor_copy_device(ddl_context *c, const ddl_tensor *dst, const ddl_tensor *src,
+                                          uint64_t bytes) {
+    ddl__stage *s = ddl__stage_make(c, 2);
+    if (s == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "ddl_tensor_copy: no memory to copy %llu bytes", (unsigned long long)bytes);
+    }
+    s->done = ddl__copy_ended;
+    ddl_status status = dst->device == src->device ? ddl__tensor_copy_inside(c, dst, src, bytes, s)
+                                                   : ddl__tensor_copy_staged(c, dst, src, bytes, s);
+    ddl__stage_leave(c, &s);
+    return status;
+}
+
+/* The same in parts where both are contiguous: little pinned memory serves a copy of any size, and is there again for
+ * the next. */
+static ddl_status ddl__tensor_copy_parts(ddl_context *c, const ddl_tensor *dst, const ddl_tensor *src,
+                                         uint64_t bytes) {
+    bool whole = dst->device == src->device || !ddl__is_contiguous(dst) || !ddl__is_contiguous(src);
+    if (whole) {
+        return ddl__tensor_copy_device(c, dst, src, bytes);
+    }
+    for (uint64_t at = 0; at < bytes; at += DDL__STAGE_CHUNK_MOST) {
+        uint64_t part = DDL__MIN(bytes - at, DDL__STAGE_CHUNK_MOST);
+        ddl_tensor to = ddl_tensor_1d((char *)dst->data + at, DDL_U8, (int64_t)part);
+        ddl_tensor from = ddl_tensor_1d((char *)src->data + at, DDL_U8, (int64_t)part);
+        to.device = dst->device;
+        from.device = src->device;
+        DDL__TRY(ddl__tensor_copy_device(c, &to, &from, part));
+    }
+    return DDL_OK;
+}
+
 static ddl_status ddl__tensor_copy(ddl_context *c, const ddl_tensor *dst, const ddl_tensor *src) {
     const char *what = "ddl_tensor_copy";
     DDL__TRY(ddl__tensor_check(c, dst, what, "dst"));
@@ -18877,22 +18929,17 @@ static ddl_status ddl__tensor_copy(ddl_context *c, const ddl_tensor *dst, const 
     if (bytes == 0) {
         return DDL_OK;
     }
-    ddl__stage *s = staged ? ddl__stage_make(c, 2) : NULL;
-    char *packed = staged ? NULL : ddl__scratch_get(c, bytes);
-    if (s == NULL && packed == NULL) {
+    if (staged) {
+        return ddl__tensor_copy_parts(c, dst, src, bytes);
+    }
+    char *packed = ddl__scratch_get(c, bytes);
+    if (packed == NULL) {
         return ddl__error(c, DDL_ERR_NOMEM, "%s: no memory to copy %llu bytes", what, (unsigned long long)bytes);
     }
-    ddl_status status = DDL_OK;
-    if (staged) {
-        s->done = ddl__copy_ended;
-        status = ddl__tensor_copy_staged(c, dst, src, bytes, s);
-        ddl__stage_leave(c, &s);
-    } else {
-        ddl__pack(src, packed, false);
-        ddl__pack(dst, packed, true);
-        ddl__scratch_put(c, packed);
-    }
-    return status;
+    ddl__pack(src, packed, false);
+    ddl__pack(dst, packed, true);
+    ddl__scratch_put(c, packed);
+    return DDL_OK;
 }
 
 DDL_API ddl_status ddl_tensor_copy(ddl_context *context, ddl_tensor dst, ddl_tensor src) {

@@ -283,3 +283,62 @@ TEST(messages_to_oneself_and_shorter_ones) {
     ranks_threads(2, to_oneself, &job);
 }
 
+/* ---- copies ---- */
+
+/* From each place to each place, strided or not; gaps of the destination stay, and within a device nothing passes the
+ * host's memory. More than one part of what goes by it. */
+static void copied(ddl_context *c, int64_t count, int32_t from, int32_t to, int64_t step_from, int64_t step_to) {
+    int32_t *data = (int32_t *)malloc((size_t)(count * step_from) * 4), *back = (int32_t *)malloc((size_t)(count * step_to) * 4);
+    int64_t wrong = 0;
+    ddl_stats before, after;
+    REQUIRE(data != NULL && back != NULL);
+    for (int64_t i = 0; i < count * step_from; i++) {
+        data[i] = (int32_t)(7 * i + from);
+    }
+    memset(back, 0x77, (size_t)(count * step_to) * 4);
+    ddl_tensor src = from == 0 ? ddl_tensor_1d(data, DDL_I32, count * step_from)
+                               : standin_tensor(c, from, data, DDL_I32, count * step_from);
+    ddl_tensor dst = to == 0 ? ddl_tensor_1d(back, DDL_I32, count * step_to)
+                             : standin_tensor(c, to, back, DDL_I32, count * step_to);
+    ddl_tensor in = src, out = dst;
+    in.shape[0] = out.shape[0] = count;
+    in.strides[0] = step_from;
+    out.strides[0] = step_to;
+    CHECK_EQ(ddl_stats_get(c, &before), DDL_OK);
+    CHECK_EQ(ddl_tensor_copy(c, out, in), DDL_OK);
+    CHECK_EQ(ddl_stats_get(c, &after), DDL_OK);
+    bool inside = from == to && from != 0;
+    CHECK_EQ(after.device_bytes_in - before.device_bytes_in, from != 0 && !inside ? 4 * (uint64_t)count : 0);
+    CHECK_EQ(after.device_bytes_out - before.device_bytes_out, to != 0 && !inside ? 4 * (uint64_t)count : 0);
+    if (to != 0) {
+        memset(back, 0x55, (size_t)(count * step_to) * 4);
+        standin_read(c, dst, back);
+    }
+    for (int64_t i = 0; i < count * step_to; i++) {
+        wrong += back[i] != (i % step_to == 0 ? (int32_t)(7 * (i / step_to) * step_from + from) : 0x77777777);
+    }
+    CHECK_EQ(wrong, 0);
+    from != 0 ? CHECK_EQ(ddl_tensor_free(c, &src), DDL_OK) : (void)0;
+    to != 0 ? CHECK_EQ(ddl_tensor_free(c, &dst), DDL_OK) : (void)0;
+    free(data);
+    free(back);
+}
+
+static void copies(int rank, int n, void *arg) {
+    ddl_context *c = coll_join(rank, n, (const coll_job *)arg);
+    REQUIRE(c != NULL);
+    for (int way = 0; way < 3 * 3 * 2 * 2; way++) {
+        copied(c, 100, way % 3, way / 3 % 3, way / 9 % 2 + 1, way / 18 * 2 + 1);
+        copied(c, way < 9 ? (5 << 20) / 2 + 3 : 7, way % 3, way / 3 % 3, way / 9 % 2 + 1, way / 18 * 2 + 1);
+    }
+    coll_leave(c);
+}
+
+TEST(copies_from_each_place_to_each) {
+    coll_job job;
+    for (int bare = 0; bare < 2; bare++) {
+        standin(bare ? "1" : "");
+        coll_job_make(&job);
+        ranks_threads(1, copies, &job);
+    }
+}
