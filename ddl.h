@@ -14771,6 +14771,7 @@ struct ddl_context {
     pthread_mutex_t lock; /* one lock; everything below is under it */
     pthread_cond_t changed;
     atomic_int lock_waiters; /* relaxed: only a hint to the thread that polls, to let others in */
+    atomic_int lock_spins;   /* relaxed: looks at the lock before the kernel is asked; 0: threads share cores */
     int32_t cond_waiters;
     int32_t long_yields;
     int32_t busy_waits; /* so many waits to come are short of polls: see wait.h */
@@ -14922,7 +14923,19 @@ static inline bool ddl__only_thread(void) {
 #endif
 }
 
-/* Mostly nobody else has it. */
+/* Tells the core that a loop waits. */
+static inline void ddl__relax(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+#define DDL__LOCK_SPINS 1000 /* some 20 us: what a progress thread does with the lock at one time takes less, mostly */
+
+/* Mostly nobody else has it. A progress thread that has a core of its own gives it away soon, and sooner than the
+ * kernel could wake this thread: it is looked for, for a while. */
 static inline void ddl__lock(ddl_context *c) {
     if (ddl__only_thread()) {
         pthread_mutex_lock(&c->lock);
@@ -14932,11 +14945,28 @@ static inline void ddl__lock(ddl_context *c) {
         return;
     }
     atomic_fetch_add_explicit(&c->lock_waiters, 1, memory_order_relaxed);
-    pthread_mutex_lock(&c->lock);
+    int spins = atomic_load_explicit(&c->lock_spins, memory_order_relaxed);
+    while (spins > 0 && pthread_mutex_trylock(&c->lock) != 0) {
+        ddl__relax();
+        spins--;
+    }
+    if (spins == 0) {
+        pthread_mutex_lock(&c->lock);
+    }
     atomic_fetch_sub_explicit(&c->lock_waiters, 1, memory_order_relaxed);
 }
 
 static inline void ddl__unlock(ddl_context *c) { pthread_mutex_unlock(&c->lock); }
+
+/* Gives the lock away for a moment, within one call: the thread that polls may begin nothing long meanwhile. */
+static inline void ddl__unlock_shortly(ddl_context *c) {
+    atomic_fetch_add_explicit(&c->lock_waiters, 1, memory_order_relaxed);
+    ddl__unlock(c);
+}
+/* The lock is held again. */
+static inline void ddl__locked_again(ddl_context *c) {
+    atomic_fetch_sub_explicit(&c->lock_waiters, 1, memory_order_relaxed);
+}
 
 /* A page that the kernel empties in a child of fork: to ask it costs a load, getpid a system call each time. */
 static void ddl__own_page_make(ddl_context *c) {
@@ -17218,6 +17248,18 @@ static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
     }
 }
 
+/* The lock was given away to others: they have it first, also those who give it away themselves within a call, and not
+ * who had it and is faster. */
+static void ddl__lock_last(ddl_context *c) {
+    for (int spins = atomic_load_explicit(&c->lock_spins, memory_order_relaxed); spins > 0; spins--) {
+        if (atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) == 0 && pthread_mutex_trylock(&c->lock) == 0) {
+            return;
+        }
+        ddl__relax();
+    }
+    ddl__lock(c);
+}
+
 /* Gives whoever else wants the core its turn: a rank that spins through its time slice on a busy machine may be keeping
  * the very rank from running that it waits for. On an idle core a yield is about as long as the poll. */
 static void ddl__yield(ddl_context *c, bool unlocked) {
@@ -17228,7 +17270,7 @@ static void ddl__yield(ddl_context *c, bool unlocked) {
     }
     sched_yield();
     if (unlocked) {
-        ddl__lock(c);
+        ddl__lock_last(c);
     }
     bool taken = ddl__about_ns(c) - before > DDL__LONG_YIELD_NS;
     /* Somebody who computes had the core, and not only once: the next yields would cost a time slice each. A sleeper is
@@ -17240,10 +17282,12 @@ static void ddl__yield(ddl_context *c, bool unlocked) {
     }
 }
 
-/* The same, and other threads of this context too. */
-static void ddl__give_way(ddl_context *c) {
-    ddl__yield(c, atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0);
+static bool ddl__lock_is_wanted(const ddl_context *c) {
+    return atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0;
 }
+
+/* The same, and other threads of this context too. */
+static void ddl__give_way(ddl_context *c) { ddl__yield(c, ddl__lock_is_wanted(c)); }
 
 /* Whether the threads of this host's ranks share cores; with a progress thread each rank has two that want one. */
 static bool ddl__is_crowded(const ddl_context *c) {
@@ -17272,8 +17316,7 @@ typedef struct ddl__wait {
 static int32_t ddl__spin_limit(const ddl_context *c, int32_t expect) {
     const ddl__endpoint *e = expect < 0 ? NULL : c->links[expect].endpoint;
     bool cheap = c->natives != NULL || (e != NULL && (e->table->flags & DDL_TRANSPORT_CHEAP_PROGRESS) != 0);
-    bool wanted = atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0;
-    if (wanted || c->busy_waits > 0 || (!cheap && ddl__is_crowded(c))) {
+    if (ddl__lock_is_wanted(c) || c->busy_waits > 0 || (!cheap && ddl__is_crowded(c))) {
         return 1;
     }
     if (!ddl__is_crowded(c)) {
@@ -17328,6 +17371,9 @@ static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
         }
         empty = events > 0 ? 0 : empty + (looks == DDL__SPINS_CALLS ? looks : 1);
         if (events > 0 && round % 256 != 0) {
+            if (ddl__lock_is_wanted(c)) {
+                ddl__give_way(c);
+            }
             continue;
         }
         if (empty < limit && empty % 64 != 0) {
@@ -19919,12 +19965,13 @@ static ddl_status ddl__mark_stream(ddl_group *g, const char *what, int32_t count
     if (ddl__stream_captured(d, stream)) {
         return DDL_OK;
     }
-    ddl__unlock(g->context);
+    ddl__unlock_shortly(g->context);
     count = DDL__MIN(count, DDL__MARKS);
     while (made < count && d->table->event_record(d->self, stream, &marks[made]) == DDL_OK) {
         made++; /* what is missing is recorded with the lock, and there it is told why that fails */
     }
     ddl_status status = ddl__enter_group(g, what);
+    ddl__locked_again(g->context);
     bool good = status == DDL_OK && g->mark_count == 0 && g->stream_device == d && g->stream == stream;
     for (int32_t i = 0; i < made; i++) {
         if (good) {
@@ -19964,9 +20011,10 @@ static bool ddl__request_detach(ddl_context *c, ddl_request *r) {
         return false;
     }
     void *gate = NULL, *stream = g->stream;
-    ddl__unlock(c);
+    ddl__unlock_shortly(c);
     ddl_status status = d->table->gate_put(d->self, stream, &gate);
     ddl__lock(c);
+    ddl__locked_again(c);
     if (status >= 0 && r->state != DDL__REQUEST_ACTIVE) {
         d->table->gate_open(d->self, gate);
         return false;
@@ -21744,7 +21792,7 @@ static bool ddl__peek_shortly(ddl_context *c, const ddl__link *l, int32_t world,
         bool blind = ddl__is_crowded(c) && !c->spread; /* nobody knows where the peer is */
         int32_t looks = spins == 1 || blind ? 1 : DDL__LOOKS_SHORTLY;
         ddl_status status = l->endpoint->table->peek(l->endpoint->self, world, looks, header, payload, bytes);
-        bool wanted = atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0;
+        bool wanted = ddl__lock_is_wanted(c);
         if (status != DDL_IN_PROGRESS || yields == DDL__YIELDS_SHORTLY || wanted || c->busy_waits > 0 ||
             !ddl__is_crowded(c)) {
             return status == DDL_OK;
@@ -25534,7 +25582,7 @@ static ddl_status ddl__fast_wait(ddl_group *g, void *native, uint64_t *out_end_n
     *out_end_ns = g->fast_ns; /* over in one go: the clock costs more than it would tell */
     for (int32_t round = 0;; round++) {
         ddl_status status = g->native.table->native_test(g->native.self, g->native.set, native, DDL__FAST_LOOKS, &rank);
-        bool wanted = atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0;
+        bool wanted = ddl__lock_is_wanted(c);
         if (status != DDL_IN_PROGRESS || round == DDL__FAST_YIELDS || c->busy_waits > 0 || wanted) {
             return status;
         }
@@ -29259,6 +29307,8 @@ static ddl_status ddl__thread_start(ddl_context *c, const char *what) {
         return ddl__error(c, DDL_ERR_SYSTEM, "%s: the progress thread cannot be started: %s", what, strerror(error));
     }
     c->has_thread = true;
+    /* relaxed: a hint */
+    atomic_store_explicit(&c->lock_spins, ddl__is_crowded(c) ? 0 : DDL__LOCK_SPINS, memory_order_relaxed);
     return DDL_OK;
 }
 
@@ -29270,6 +29320,7 @@ static void ddl__thread_end(ddl_context *c) {
         pthread_join(c->thread, NULL);
         ddl__lock(c);
         c->has_thread = false;
+        atomic_store_explicit(&c->lock_spins, 0, memory_order_relaxed); /* as above */
     }
 }
 

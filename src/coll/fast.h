@@ -180,7 +180,7 @@ static ddl_status ddl__fast_wait(ddl_group *g, void *native, uint64_t *out_end_n
     *out_end_ns = g->fast_ns; /* over in one go: the clock costs more than it would tell */
     for (int32_t round = 0;; round++) {
         ddl_status status = g->native.table->native_test(g->native.self, g->native.set, native, DDL__FAST_LOOKS, &rank);
-        bool wanted = atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0;
+        bool wanted = ddl__lock_is_wanted(c);
         if (status != DDL_IN_PROGRESS || round == DDL__FAST_YIELDS || c->busy_waits > 0 || wanted) {
             return status;
         }

@@ -378,6 +378,8 @@ static ddl_status ddl__thread_start(ddl_context *c, const char *what) {
         return ddl__error(c, DDL_ERR_SYSTEM, "%s: the progress thread cannot be started: %s", what, strerror(error));
     }
     c->has_thread = true;
+    /* relaxed: a hint */
+    atomic_store_explicit(&c->lock_spins, ddl__is_crowded(c) ? 0 : DDL__LOCK_SPINS, memory_order_relaxed);
     return DDL_OK;
 }
 
@@ -389,6 +391,7 @@ static void ddl__thread_end(ddl_context *c) {
         pthread_join(c->thread, NULL);
         ddl__lock(c);
         c->has_thread = false;
+        atomic_store_explicit(&c->lock_spins, 0, memory_order_relaxed); /* as above */
     }
 }
 

@@ -181,6 +181,7 @@ struct ddl_context {
     pthread_mutex_t lock; /* one lock; everything below is under it */
     pthread_cond_t changed;
     atomic_int lock_waiters; /* relaxed: only a hint to the thread that polls, to let others in */
+    atomic_int lock_spins;   /* relaxed: looks at the lock before the kernel is asked; 0: threads share cores */
     int32_t cond_waiters;
     int32_t long_yields;
     int32_t busy_waits; /* so many waits to come are short of polls: see wait.h */
@@ -332,7 +333,19 @@ static inline bool ddl__only_thread(void) {
 #endif
 }
 
-/* Mostly nobody else has it. */
+/* Tells the core that a loop waits. */
+static inline void ddl__relax(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+#define DDL__LOCK_SPINS 1000 /* some 20 us: what a progress thread does with the lock at one time takes less, mostly */
+
+/* Mostly nobody else has it. A progress thread that has a core of its own gives it away soon, and sooner than the
+ * kernel could wake this thread: it is looked for, for a while. */
 static inline void ddl__lock(ddl_context *c) {
     if (ddl__only_thread()) {
         pthread_mutex_lock(&c->lock);
@@ -342,11 +355,28 @@ static inline void ddl__lock(ddl_context *c) {
         return;
     }
     atomic_fetch_add_explicit(&c->lock_waiters, 1, memory_order_relaxed);
-    pthread_mutex_lock(&c->lock);
+    int spins = atomic_load_explicit(&c->lock_spins, memory_order_relaxed);
+    while (spins > 0 && pthread_mutex_trylock(&c->lock) != 0) {
+        ddl__relax();
+        spins--;
+    }
+    if (spins == 0) {
+        pthread_mutex_lock(&c->lock);
+    }
     atomic_fetch_sub_explicit(&c->lock_waiters, 1, memory_order_relaxed);
 }
 
 static inline void ddl__unlock(ddl_context *c) { pthread_mutex_unlock(&c->lock); }
+
+/* Gives the lock away for a moment, within one call: the thread that polls may begin nothing long meanwhile. */
+static inline void ddl__unlock_shortly(ddl_context *c) {
+    atomic_fetch_add_explicit(&c->lock_waiters, 1, memory_order_relaxed);
+    ddl__unlock(c);
+}
+/* The lock is held again. */
+static inline void ddl__locked_again(ddl_context *c) {
+    atomic_fetch_sub_explicit(&c->lock_waiters, 1, memory_order_relaxed);
+}
 
 /* A page that the kernel empties in a child of fork: to ask it costs a load, getpid a system call each time. */
 static void ddl__own_page_make(ddl_context *c) {

@@ -173,6 +173,18 @@ static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
     }
 }
 
+/* The lock was given away to others: they have it first, also those who give it away themselves within a call, and not
+ * who had it and is faster. */
+static void ddl__lock_last(ddl_context *c) {
+    for (int spins = atomic_load_explicit(&c->lock_spins, memory_order_relaxed); spins > 0; spins--) {
+        if (atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) == 0 && pthread_mutex_trylock(&c->lock) == 0) {
+            return;
+        }
+        ddl__relax();
+    }
+    ddl__lock(c);
+}
+
 /* Gives whoever else wants the core its turn: a rank that spins through its time slice on a busy machine may be keeping
  * the very rank from running that it waits for. On an idle core a yield is about as long as the poll. */
 static void ddl__yield(ddl_context *c, bool unlocked) {
@@ -183,7 +195,7 @@ static void ddl__yield(ddl_context *c, bool unlocked) {
     }
     sched_yield();
     if (unlocked) {
-        ddl__lock(c);
+        ddl__lock_last(c);
     }
     bool taken = ddl__about_ns(c) - before > DDL__LONG_YIELD_NS;
     /* Somebody who computes had the core, and not only once: the next yields would cost a time slice each. A sleeper is
@@ -195,10 +207,12 @@ static void ddl__yield(ddl_context *c, bool unlocked) {
     }
 }
 
-/* The same, and other threads of this context too. */
-static void ddl__give_way(ddl_context *c) {
-    ddl__yield(c, atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0);
+static bool ddl__lock_is_wanted(const ddl_context *c) {
+    return atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0;
 }
+
+/* The same, and other threads of this context too. */
+static void ddl__give_way(ddl_context *c) { ddl__yield(c, ddl__lock_is_wanted(c)); }
 
 /* Whether the threads of this host's ranks share cores; with a progress thread each rank has two that want one. */
 static bool ddl__is_crowded(const ddl_context *c) {
@@ -227,8 +241,7 @@ typedef struct ddl__wait {
 static int32_t ddl__spin_limit(const ddl_context *c, int32_t expect) {
     const ddl__endpoint *e = expect < 0 ? NULL : c->links[expect].endpoint;
     bool cheap = c->natives != NULL || (e != NULL && (e->table->flags & DDL_TRANSPORT_CHEAP_PROGRESS) != 0);
-    bool wanted = atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0;
-    if (wanted || c->busy_waits > 0 || (!cheap && ddl__is_crowded(c))) {
+    if (ddl__lock_is_wanted(c) || c->busy_waits > 0 || (!cheap && ddl__is_crowded(c))) {
         return 1;
     }
     if (!ddl__is_crowded(c)) {
@@ -283,6 +296,9 @@ static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
         }
         empty = events > 0 ? 0 : empty + (looks == DDL__SPINS_CALLS ? looks : 1);
         if (events > 0 && round % 256 != 0) {
+            if (ddl__lock_is_wanted(c)) {
+                ddl__give_way(c);
+            }
             continue;
         }
         if (empty < limit && empty % 64 != 0) {

@@ -150,7 +150,7 @@ static bool ddl__peek_shortly(ddl_context *c, const ddl__link *l, int32_t world,
         bool blind = ddl__is_crowded(c) && !c->spread; /* nobody knows where the peer is */
         int32_t looks = spins == 1 || blind ? 1 : DDL__LOOKS_SHORTLY;
         ddl_status status = l->endpoint->table->peek(l->endpoint->self, world, looks, header, payload, bytes);
-        bool wanted = atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) > 0;
+        bool wanted = ddl__lock_is_wanted(c);
         if (status != DDL_IN_PROGRESS || yields == DDL__YIELDS_SHORTLY || wanted || c->busy_waits > 0 ||
             !ddl__is_crowded(c)) {
             return status == DDL_OK;

@@ -330,12 +330,13 @@ static ddl_status ddl__mark_stream(ddl_group *g, const char *what, int32_t count
     if (ddl__stream_captured(d, stream)) {
         return DDL_OK;
     }
-    ddl__unlock(g->context);
+    ddl__unlock_shortly(g->context);
     count = DDL__MIN(count, DDL__MARKS);
     while (made < count && d->table->event_record(d->self, stream, &marks[made]) == DDL_OK) {
         made++; /* what is missing is recorded with the lock, and there it is told why that fails */
     }
     ddl_status status = ddl__enter_group(g, what);
+    ddl__locked_again(g->context);
     bool good = status == DDL_OK && g->mark_count == 0 && g->stream_device == d && g->stream == stream;
     for (int32_t i = 0; i < made; i++) {
         if (good) {
@@ -375,9 +376,10 @@ static bool ddl__request_detach(ddl_context *c, ddl_request *r) {
         return false;
     }
     void *gate = NULL, *stream = g->stream;
-    ddl__unlock(c);
+    ddl__unlock_shortly(c);
     ddl_status status = d->table->gate_put(d->self, stream, &gate);
     ddl__lock(c);
+    ddl__locked_again(c);
     if (status >= 0 && r->state != DDL__REQUEST_ACTIVE) {
         d->table->gate_open(d->self, gate);
         return false;
