@@ -1,7 +1,8 @@
 /* gpu: all_reduce of tensors on GPUs, and copies within one, as a table; what a call costs the host that is ordered on a
- * stream; what the trainer hides behind backward. `make bench-gpu` runs it.
+ * stream; the other collectives and messages; what the trainer hides behind backward. `make bench-gpu` runs it.
  *
  *     build/tests/gpu two_threads        or four_threads, two_processes, four_processes
+ *     build/tests/gpu others_threads     or others_processes: two ranks
  *     build/tests/gpu hidden_threads     or hidden_processes: two ranks
  *     GPU_BENCH_BYTES=n                        the largest tensor; default 256 MiB
  *
@@ -120,6 +121,102 @@ static void measure(int rank, int n, void *arg) {
     coll_leave(c);
 }
 
+/* ---- the other collectives, and messages ---- */
+
+typedef struct kind_row {
+    const char *name;
+    ddl_kind kind;
+    int in, out; /* parts of B / n that a rank has in its input and output, where 0 is all n */
+    int moved;   /* of two ranks on one GPU: halves of B that are read or written, whatever the algorithm */
+} kind_row;
+static const kind_row kind_rows[] = {
+    {"reduce", DDL_REDUCE, 0, 0, 6},         {"broadcast", DDL_BROADCAST, 0, 0, 4},
+    {"all_gather", DDL_ALL_GATHER, 1, 0, 6}, {"reduce_scatter", DDL_REDUCE_SCATTER, 0, 1, 6},
+    {"all_to_all", DDL_ALL_TO_ALL, 0, 0, 8}, {"gather", DDL_GATHER, 1, 0, 4},
+    {"scatter", DDL_SCATTER, 0, 1, 4},       {"scan", DDL_SCAN, 0, 0, 10}};
+
+static ddl_status begin_kind(ddl_group *g, ddl_kind kind, ddl_tensor in, ddl_tensor out) {
+    switch (kind) {
+    case DDL_REDUCE: return ddl_reduce(g, in, out, DDL_SUM, 0);
+    case DDL_BROADCAST: return ddl_broadcast(g, in, 0);
+    case DDL_ALL_GATHER: return ddl_all_gather(g, in, out);
+    case DDL_REDUCE_SCATTER: return ddl_reduce_scatter(g, in, out, DDL_SUM);
+    case DDL_ALL_TO_ALL: return ddl_all_to_all(g, in, out);
+    case DDL_GATHER: return ddl_gather(g, in, out, 0);
+    case DDL_SCATTER: return ddl_scatter(g, in, out, 0);
+    default: return ddl_scan(g, in, out, DDL_SUM);
+    }
+}
+
+static void measure_kind(ddl_context *c, int rank, const kind_row *row, ddl_tensor in, ddl_tensor out, int64_t bytes,
+                         double copy_s) {
+    int calls = bytes < 1 << 20 ? 100 : 5;
+    double best = 1e9;
+    in.shape[0] = bytes / 4 / (row->in > 0 ? 2 : 1);
+    out.shape[0] = bytes / 4 / (row->out > 0 ? 2 : 1);
+    for (int block = 0; block < BLOCKS; block++) {
+        CHECK_EQ(ddl_barrier(ddl_world(c)), DDL_OK);
+        double start = test_now_s();
+        for (int i = 0; i < calls; i++) {
+            CHECK_EQ(begin_kind(ddl_world(c), row->kind, in, out), DDL_OK);
+        }
+        double took = (test_now_s() - start) / calls;
+        best = took < best ? took : best;
+    }
+    ddl_tensor host = ddl_tensor_1d(&best, DDL_F64, 1);
+    CHECK_EQ(ddl_all_reduce(ddl_world(c), host, host, DDL_MAX), DDL_OK);
+    if (rank == 0) { /* copy_s: to read all of B and to write it, four halves */
+        printf("| %s | %lld | %.1f | %.0f %% |\n", row->name, (long long)bytes, best * 1e6,
+               100 * row->moved / 4.0 * copy_s / best);
+    }
+}
+
+/* Half a round trip between ranks 0 and 1. */
+static void measure_message(ddl_context *c, int rank, ddl_tensor t, int64_t bytes, double copy_s) {
+    int rounds = bytes < 1 << 20 ? 100 : 5;
+    double best = 1e9;
+    t.shape[0] = bytes / 4;
+    for (int block = 0; block < BLOCKS; block++) {
+        CHECK_EQ(ddl_barrier(ddl_world(c)), DDL_OK);
+        double start = test_now_s();
+        for (int i = 0; i < 2 * rounds; i++) {
+            CHECK_EQ(i % 2 == rank ? ddl_send(ddl_world(c), t, 1 - rank, 0)
+                                   : ddl_recv(ddl_world(c), t, 1 - rank, 0, NULL), DDL_OK);
+        }
+        double took = (test_now_s() - start) / (2 * rounds);
+        best = took < best ? took : best;
+    }
+    if (rank == 0) {
+        printf("| message | %lld | %.1f | %.0f %% |\n", (long long)bytes, best * 1e6, 100 * copy_s / best);
+    }
+}
+
+static void others(int rank, int n, void *arg) {
+    ddl_context *c = coll_join(rank, n, (const coll_job *)arg);
+    REQUIRE(c != NULL);
+    int32_t gpus = ddl_device_count(c);
+    REQUIRE(gpus > 0);
+    int64_t most = largest() / 4, sizes[3] = {8, most < 65536 ? most : 65536, most}, count = most / 4;
+    ddl_tensor in = {0}, out = {0};
+    REQUIRE(ddl_tensor_alloc_on(c, rank % gpus + 1, DDL_F32, 1, &count, &in) == DDL_OK);
+    REQUIRE(ddl_tensor_alloc_on(c, rank % gpus + 1, DDL_F32, 1, &count, &out) == DDL_OK);
+    if (rank == 0) {
+        printf("| operation | bytes | us | of the copy's bound, if on one GPU |\n|---|---|---|---|\n");
+    }
+    for (int size = 0; size < 3; size++) {
+        ddl_tensor to = out, from = in;
+        from.shape[0] = to.shape[0] = sizes[size] / 4;
+        double copy_s = best_s(c, rank, from, to, 1, sizes[size] < 1 << 20 ? 100 : 5);
+        for (size_t i = 0; i < sizeof kind_rows / sizeof *kind_rows; i++) {
+            measure_kind(c, rank, &kind_rows[i], in, out, sizes[size], copy_s);
+        }
+        measure_message(c, rank, in, sizes[size], copy_s);
+    }
+    CHECK_EQ(ddl_tensor_free(c, &in), DDL_OK);
+    CHECK_EQ(ddl_tensor_free(c, &out), DDL_OK);
+    coll_leave(c);
+}
+
 /* ---- the trainer ---- */
 
 /* Twelve layers, whose backward is copies on the program's stream that take about a millisecond on a large GPU: no
@@ -199,5 +296,7 @@ TEST(two_processes) { with(measure, 2, 0); }
 TEST(four_processes) { with(measure, 4, 0); }
 TEST(two_threads) { with(measure, 2, 1); }
 TEST(four_threads) { with(measure, 4, 1); }
+TEST(others_processes) { with(others, 2, 0); }
+TEST(others_threads) { with(others, 2, 1); }
 TEST(hidden_processes) { with(train, 2, 0); }
 TEST(hidden_threads) { with(train, 2, 1); }

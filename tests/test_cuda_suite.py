@@ -63,7 +63,7 @@ def bench_gpu_over_the_stand_in():
         gpu("bench", f"{folder}/gpu.md", GPU_BENCH_BYTES="4096", GPU_BENCH_KERNELS="1 1 1")
         text = pathlib.Path(folder, "gpu.md").read_text()
     rows = [line for line in text.splitlines() if line.startswith("| ") and "---" not in line]
-    for begin, count in (("| 8 |", 4), ("| 4096 |", 4), ("| 4096, call on a stream |", 4), ("| backward", 2), ("| f32 sum |", 1),
+    for begin, count in (("| 8 |", 4), ("| 4096 |", 4), ("| 4096, call on a stream |", 4), ("| backward", 2), ("| all_to_all |", 6), ("| message |", 6), ("| f32 sum |", 1),
                          ("| Adam step", 2), ("| int8 encoder |", 1), ("| f32 transposed |", 1)):
         check(sum(row.startswith(begin) for row in rows) == count, f"not {count} of {begin}:\n{text}")
     check(" of 8 are reached" in text and "None" not in text, text)
