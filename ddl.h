@@ -424,9 +424,9 @@ DDL_API ddl_status ddl_tensor_alloc(ddl_context *context, ddl_dtype dtype, int32
 DDL_API ddl_status ddl_tensor_alloc_on(ddl_context *context, int32_t device, ddl_dtype dtype, int32_t ndim,
                                        const int64_t *shape, ddl_tensor *out_tensor);
 /* Copies src to dst, which has the same type and number of elements; each may be strided, and on any device. Waits
- * until dst holds the data. Errors: DDL_ERR_ARG (not alike, they overlap), DDL_ERR_NOMEM, DDL_ERR_SYSTEM; and
- * DDL_ERR_TIMEOUT (timeout_ms), DDL_ERR_ABORTED, DDL_ERR_STATE (finalized meanwhile), after which a device may still
- * read and write its tensors for a while. [any thread] */
+ * until dst holds the data; of an error it may hold a part. Errors: DDL_ERR_ARG (not alike, they overlap: nothing is
+ * written), DDL_ERR_NOMEM, DDL_ERR_SYSTEM; and DDL_ERR_TIMEOUT (timeout_ms), DDL_ERR_ABORTED, DDL_ERR_STATE (finalized
+ * meanwhile), after which a device may still read and write its tensors for a while. [any thread] */
 DDL_API ddl_status ddl_tensor_copy(ddl_context *context, ddl_tensor dst, ddl_tensor src);
 /* Frees memory of ddl_tensor_alloc and ddl_tensor_alloc_on and zeroes *tensor. A zeroed tensor is skipped. Errors:
  * DDL_ERR_ARG when the memory is not ddl's (or was freed before); DDL_ERR_STATE when an operation that is under way
@@ -1821,7 +1821,9 @@ typedef struct ddl_kernel_step {
     int32_t dtype, reserved; /* ddl_dtype */
 } ddl_kernel_step;
 
-/* out[0] = the sum of x[i]^2, added in the order of the host. partial has room for a double per 4096 elements begun. */
+/* out[0] = the sum of x[i]^2, added in the order of the host, so that devices and hosts get the same bits: of each
+ * block of 4096 elements sixteen sums, of those at i, i + 16, ..., then these in their order; the sums of 16 blocks in
+ * theirs; then those of all such stretches. partial has room for a double per 4096 elements begun. */
 typedef struct ddl_kernel_squares {
     const void *x;
     int64_t count;
@@ -9518,9 +9520,9 @@ static bool ddl__setting_is_ours(const char *name, size_t length) {
 }
 
 /* A line of the environment, NAME=value, that names a setting, neither ours nor of a plugin of ddl's (which may not be
- * loaded here), its benchmarks or tests. Gives the length of the name, 0 for others. */
+ * loaded here), its module for Python, benchmarks or tests. Gives the length of the name, 0 for others. */
 static size_t ddl__setting_unknown(const char *line) {
-    static const char *const others[] = {"FABRIC_", "SHM_", "CUDA_", "BENCH_", "TEST_"};
+    static const char *const others[] = {"FABRIC_", "SHM_", "CUDA_", "BENCH_", "TEST_", "PYTHON_"};
     size_t length = strcspn(line, "=");
     if (strncmp(line, "DDL_", 4) != 0) {
         return 0;
@@ -14772,6 +14774,7 @@ struct ddl_context {
     pthread_cond_t changed;
     atomic_int lock_waiters; /* relaxed: only a hint to the thread that polls, to let others in */
     atomic_int lock_spins;   /* relaxed: looks at the lock before the kernel is asked; 0: threads share cores */
+    int lock_passed;         /* the poller's: so many waiters did not take the lock when they could; 0: none */
     int32_t cond_waiters;
     int32_t long_yields;
     int32_t busy_waits; /* so many waits to come are short of polls: see wait.h */
@@ -14963,7 +14966,7 @@ static inline void ddl__unlock_shortly(ddl_context *c) {
     atomic_fetch_add_explicit(&c->lock_waiters, 1, memory_order_relaxed);
     ddl__unlock(c);
 }
-/* The lock is held again. */
+/* It is back, or has given up. */
 static inline void ddl__locked_again(ddl_context *c) {
     atomic_fetch_sub_explicit(&c->lock_waiters, 1, memory_order_relaxed);
 }
@@ -17249,15 +17252,23 @@ static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
 }
 
 /* The lock was given away to others: they have it first, also those who give it away themselves within a call, and not
- * who had it and is faster. */
+ * who had it and is faster. Those who do not take it are waited for once: one may be in a driver's call that ends when
+ * this thread has moved something on. */
 static void ddl__lock_last(ddl_context *c) {
-    for (int spins = atomic_load_explicit(&c->lock_spins, memory_order_relaxed); spins > 0; spins--) {
-        if (atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) == 0 && pthread_mutex_trylock(&c->lock) == 0) {
+    int spins = atomic_load_explicit(&c->lock_spins, memory_order_relaxed), waiters = 0;
+    for (; spins > 0; spins--) {
+        waiters = atomic_load_explicit(&c->lock_waiters, memory_order_relaxed);
+        if (waiters == c->lock_passed) {
+            break;
+        }
+        if (waiters == 0 && pthread_mutex_trylock(&c->lock) == 0) {
+            c->lock_passed = 0;
             return;
         }
         ddl__relax();
     }
     ddl__lock(c);
+    c->lock_passed = waiters;
 }
 
 /* Gives whoever else wants the core its turn: a rank that spins through its time slice on a busy machine may be keeping
@@ -17287,7 +17298,11 @@ static bool ddl__lock_is_wanted(const ddl_context *c) {
 }
 
 /* The same, and other threads of this context too. */
-static void ddl__give_way(ddl_context *c) { ddl__yield(c, ddl__lock_is_wanted(c)); }
+static void ddl__give_way(ddl_context *c) {
+    bool wanted = ddl__lock_is_wanted(c);
+    c->lock_passed = wanted ? c->lock_passed : 0;
+    ddl__yield(c, wanted);
+}
 
 /* Whether the threads of this host's ranks share cores; with a progress thread each rank has two that want one. */
 static bool ddl__is_crowded(const ddl_context *c) {
@@ -18924,18 +18939,27 @@ static ddl_status ddl__tensor_copy_staged(ddl_context *c, const ddl_tensor *dst,
     return ddl__copy_wait(c, s, ddl__stage_drain(c, s, bytes));
 }
 
-/* One or both are on a device. */
-static ddl_status ddl__tensor_copy_device(ddl_context *c, const ddl_tensor *dst, const ddl_tensor *src,
-                                          uint64_t bytes) {
+typedef ddl_status (*ddl__copy_way)(ddl_context *c, const ddl_tensor *dst, const ddl_tensor *src, uint64_t bytes,
+                                    ddl__stage *s);
+
+static ddl_status ddl__tensor_copy_by(ddl_context *c, const ddl_tensor *dst, const ddl_tensor *src, uint64_t bytes,
+                                      ddl__copy_way way) {
     ddl__stage *s = ddl__stage_make(c, 2);
     if (s == NULL) {
         return ddl__error(c, DDL_ERR_NOMEM, "ddl_tensor_copy: no memory to copy %llu bytes", (unsigned long long)bytes);
     }
     s->done = ddl__copy_ended;
-    ddl_status status = dst->device == src->device ? ddl__tensor_copy_inside(c, dst, src, bytes, s)
-                                                   : ddl__tensor_copy_staged(c, dst, src, bytes, s);
+    ddl_status status = way(c, dst, src, bytes, s);
     ddl__stage_leave(c, &s);
     return status;
+}
+
+/* One or both are on a device. Where a device has no room to pack what it copies, the host has. */
+static ddl_status ddl__tensor_copy_device(ddl_context *c, const ddl_tensor *dst, const ddl_tensor *src,
+                                          uint64_t bytes) {
+    bool inside = dst->device == src->device;
+    ddl_status status = inside ? ddl__tensor_copy_by(c, dst, src, bytes, ddl__tensor_copy_inside) : DDL_ERR_NOMEM;
+    return status == DDL_ERR_NOMEM ? ddl__tensor_copy_by(c, dst, src, bytes, ddl__tensor_copy_staged) : status;
 }
 
 /* The same in parts where both are contiguous: little pinned memory serves a copy of any size, and is there again for
@@ -19961,17 +19985,18 @@ static void ddl__marks_drop(ddl_group *g) {
 static ddl_status ddl__mark_stream(ddl_group *g, const char *what, int32_t count) {
     void *marks[DDL__MARKS], *stream = g->stream;
     int32_t made = 0;
+    ddl_context *c = g->context;
     const ddl__device *d = g->stream_device;
     if (ddl__stream_captured(d, stream)) {
         return DDL_OK;
     }
-    ddl__unlock_shortly(g->context);
+    ddl__unlock_shortly(c);
     count = DDL__MIN(count, DDL__MARKS);
     while (made < count && d->table->event_record(d->self, stream, &marks[made]) == DDL_OK) {
         made++; /* what is missing is recorded with the lock, and there it is told why that fails */
     }
     ddl_status status = ddl__enter_group(g, what);
-    ddl__locked_again(g->context);
+    ddl__locked_again(c);
     bool good = status == DDL_OK && g->mark_count == 0 && g->stream_device == d && g->stream == stream;
     for (int32_t i = 0; i < made; i++) {
         if (good) {
@@ -29772,9 +29797,10 @@ static ddl_status ddl__group_stream(ddl_group *g, int32_t device, void *stream) 
     }
     void *gate = NULL;
     bool captured = ddl__stream_captured(d, stream); /* then what cannot be is told by each call */
-    ddl__unlock(c); /* ddl__enter_ordered says why */
+    ddl__unlock_shortly(c); /* ddl__enter_ordered says why */
     ddl_status status = captured ? DDL_OK : d->table->gate_put(d->self, stream, &gate); /* a trial */
     ddl__lock(c);
+    ddl__locked_again(c);
     if (status < 0) {
         return ddl__error(c, status, "ddl_group_stream: the stream cannot wait for operations: it is not one of device "
                           "%d (%s), or the device cannot wait for the host: %s", device,
@@ -31831,7 +31857,7 @@ static inline void ddl__lamb_sums_f64(ddl__cpu level, const ddl_optimizer *o, co
     }
 }
 
-/* ddl__optim_sums of a stretch or less. */
+/* ddl__optim_sums of a block or less, or of several whose sums are added in their order. */
 static inline void ddl__optim_stretch_sums(ddl__cpu level, const ddl_optimizer *o, const ddl_optimizer_part *part,
                                            double out_sums[2]) {
     out_sums[0] = out_sums[1] = 0;
@@ -31871,7 +31897,7 @@ static inline void ddl__optim_tally_add(ddl__optim_tally *t, ddl__cpu level, con
                                         const ddl_optimizer_part *part, double out_sums[2]) {
     for (int64_t i = 0, some; i < part->count; i += some) {
         double found[2];
-        some = DDL__MIN(part->count - i, DDL__STRETCH - t->done);
+        some = DDL__MIN(part->count - i, DDL__BLOCK - t->done % DDL__BLOCK);
         ddl_optimizer_part cut = ddl__part_of_part(part, i, some);
         ddl__optim_stretch_sums(level, o, &cut, found);
         t->done = (t->done + some) % DDL__STRETCH;
@@ -32221,7 +32247,7 @@ static ddl_status ddl__lane_tell(ddl__lane *lane, int64_t count, const char *wha
 
 /* >>arithmetic */
 
-enum { DDL__LANE_BLOCK = DDL__BLOCK }; /* elements that the host converts at a time; partial sums are over as many */
+enum { DDL__LANE_BLOCK = DDL__BLOCK }; /* elements that the host converts at a time; sums are made of as many */
 
 /* Copies elements from one float type to another; f64 only to f64. */
 static void ddl__convert(void *dst, ddl_dtype to, const void *src, ddl_dtype from, int64_t count) {

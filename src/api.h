@@ -123,9 +123,9 @@ DDL_API ddl_status ddl_tensor_alloc(ddl_context *context, ddl_dtype dtype, int32
 DDL_API ddl_status ddl_tensor_alloc_on(ddl_context *context, int32_t device, ddl_dtype dtype, int32_t ndim,
                                        const int64_t *shape, ddl_tensor *out_tensor);
 /* Copies src to dst, which has the same type and number of elements; each may be strided, and on any device. Waits
- * until dst holds the data. Errors: DDL_ERR_ARG (not alike, they overlap), DDL_ERR_NOMEM, DDL_ERR_SYSTEM; and
- * DDL_ERR_TIMEOUT (timeout_ms), DDL_ERR_ABORTED, DDL_ERR_STATE (finalized meanwhile), after which a device may still
- * read and write its tensors for a while. [any thread] */
+ * until dst holds the data; of an error it may hold a part. Errors: DDL_ERR_ARG (not alike, they overlap: nothing is
+ * written), DDL_ERR_NOMEM, DDL_ERR_SYSTEM; and DDL_ERR_TIMEOUT (timeout_ms), DDL_ERR_ABORTED, DDL_ERR_STATE (finalized
+ * meanwhile), after which a device may still read and write its tensors for a while. [any thread] */
 DDL_API ddl_status ddl_tensor_copy(ddl_context *context, ddl_tensor dst, ddl_tensor src);
 /* Frees memory of ddl_tensor_alloc and ddl_tensor_alloc_on and zeroes *tensor. A zeroed tensor is skipped. Errors:
  * DDL_ERR_ARG when the memory is not ddl's (or was freed before); DDL_ERR_STATE when an operation that is under way

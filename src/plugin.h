@@ -373,7 +373,9 @@ typedef struct ddl_kernel_step {
     int32_t dtype, reserved; /* ddl_dtype */
 } ddl_kernel_step;
 
-/* out[0] = the sum of x[i]^2, added in the order of the host. partial has room for a double per 4096 elements begun. */
+/* out[0] = the sum of x[i]^2, added in the order of the host, so that devices and hosts get the same bits: of each
+ * block of 4096 elements sixteen sums, of those at i, i + 16, ..., then these in their order; the sums of 16 blocks in
+ * theirs; then those of all such stretches. partial has room for a double per 4096 elements begun. */
 typedef struct ddl_kernel_squares {
     const void *x;
     int64_t count;

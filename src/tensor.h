@@ -383,18 +383,27 @@ static ddl_status ddl__tensor_copy_staged(ddl_context *c, const ddl_tensor *dst,
     return ddl__copy_wait(c, s, ddl__stage_drain(c, s, bytes));
 }
 
-/* One or both are on a device. */
-static ddl_status ddl__tensor_copy_device(ddl_context *c, const ddl_tensor *dst, const ddl_tensor *src,
-                                          uint64_t bytes) {
+typedef ddl_status (*ddl__copy_way)(ddl_context *c, const ddl_tensor *dst, const ddl_tensor *src, uint64_t bytes,
+                                    ddl__stage *s);
+
+static ddl_status ddl__tensor_copy_by(ddl_context *c, const ddl_tensor *dst, const ddl_tensor *src, uint64_t bytes,
+                                      ddl__copy_way way) {
     ddl__stage *s = ddl__stage_make(c, 2);
     if (s == NULL) {
         return ddl__error(c, DDL_ERR_NOMEM, "ddl_tensor_copy: no memory to copy %llu bytes", (unsigned long long)bytes);
     }
     s->done = ddl__copy_ended;
-    ddl_status status = dst->device == src->device ? ddl__tensor_copy_inside(c, dst, src, bytes, s)
-                                                   : ddl__tensor_copy_staged(c, dst, src, bytes, s);
+    ddl_status status = way(c, dst, src, bytes, s);
     ddl__stage_leave(c, &s);
     return status;
+}
+
+/* One or both are on a device. Where a device has no room to pack what it copies, the host has. */
+static ddl_status ddl__tensor_copy_device(ddl_context *c, const ddl_tensor *dst, const ddl_tensor *src,
+                                          uint64_t bytes) {
+    bool inside = dst->device == src->device;
+    ddl_status status = inside ? ddl__tensor_copy_by(c, dst, src, bytes, ddl__tensor_copy_inside) : DDL_ERR_NOMEM;
+    return status == DDL_ERR_NOMEM ? ddl__tensor_copy_by(c, dst, src, bytes, ddl__tensor_copy_staged) : status;
 }
 
 /* The same in parts where both are contiguous: little pinned memory serves a copy of any size, and is there again for

@@ -334,7 +334,7 @@ static int32_t owner(void *self, const void *pointer) {
 static ddl_status device_alloc(void *self, size_t bytes, void **out_memory) {
     handle *h = self;
     pthread_mutex_lock(&all.lock);
-    ddl_status status = block_make(&all.devices[h->number], bytes, out_memory);
+    ddl_status status = standin_control.no_room ? DDL_ERR_NOMEM : block_make(&all.devices[h->number], bytes, out_memory);
     pthread_mutex_unlock(&all.lock);
     return status;
 }

@@ -14,6 +14,7 @@ typedef struct standin_state {
     int fail_events;     /* so many events from now on are refused */
     volatile int stopped; /* no stream moves */
     int no_pinned;       /* there is no pinned memory any more */
+    int no_room;         /* nor memory of a device */
     int pinned;          /* blocks of pinned memory that are out */
     size_t pinned_bytes; /* of these; the core keeps free blocks */
     size_t pinned_largest; /* of all blocks so far */

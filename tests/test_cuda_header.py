@@ -123,8 +123,9 @@ def hot_kernels_move_16_bytes_at_once_and_keep_values_in_registers():
         check(found[0] >= loads and found[1] >= stores, f"{name}: {found}")
     check(".global.nc" not in text and "ld.volatile" not in text, "a load that the kernels do not ask for")
     check(".local" not in text, "an array is in local memory")
-    hot = [k for k in reductions if "e4m3" not in k] + ["sgd", "momentum", "nesterov", "adam", "lars", "lamb", "lamb_moments"]
-    for name in hot + ["encode_f16", "encode_bf16", "encode_bits8", "encode_bits4", "encode_bits1", "exchange"]:
+    hot = reductions + ["sgd", "momentum", "nesterov", "adam", "lars", "lamb", "lamb_moments", "squares", "squares_total", "exchange"]
+    hot += [f"{way}_{code}" for way in ("encode", "decode") for code in ("f16", "bf16", "bits8", "bits4", "bits1")]
+    for name in hot + [k for k in ptx if k.startswith("top_") or k.endswith("_scaled")]:
         check(" 0 bytes spill stores, 0 bytes spill loads" in used[name], f"{name}: {used[name][:200]}")
 
 

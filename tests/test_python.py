@@ -24,10 +24,10 @@ def every_collective():
     with scratch() as folder:
         pathlib.Path(folder, "ddl.c").write_text('#define DDL_IMPLEMENTATION\n#include "ddl.h"\n')
         good("gcc -O0 -std=c11 -fPIC -shared", f"-I{ROOT}", "-o", f"{folder}/libddl.so", f"{folder}/ddl.c", "-lpthread -ldl")
-        env = dict(os.environ, DDL_LIBRARY=f"{folder}/libddl.so", PYTHONPATH=str(ROOT / "examples" / "python"),
+        env = dict(os.environ, DDL_PYTHON_LIBRARY=f"{folder}/libddl.so", PYTHONPATH=str(ROOT / "examples" / "python"),
                    PYTHONDONTWRITEBYTECODE="1")
         out = good([BUILD / "ddlrun", "-n", "3", "--no-prefix", program, ROOT / "tests" / "python_rank.py"], env=env)
-        check(all(f"rank {r} is done" in out for r in range(3)), out)
+        check(all(f"rank {r} is done" in out for r in range(3)) and "no setting of ddl" not in out, out)
 
 
 @test

@@ -7,7 +7,7 @@
     with ddl.Context() as job:
         total = job.all_reduce(numpy.full(3, job.rank, numpy.float32))
 
-Nothing is installed and nothing built; the module opens libddl.so (DDL_LIBRARY, else beside this file, else in build/).
+Nothing is installed and nothing built; the module opens libddl.so (DDL_PYTHON_LIBRARY, else beside this file, else in build/).
 Arrays may be strided. `out` is made when it is not given. A status that is an error raises ddl.Error with the sentence."""
 import ctypes
 import os
@@ -43,7 +43,7 @@ class _Info(ctypes.Structure):
 
 def _library():
     here = pathlib.Path(__file__).resolve().parent
-    for path in (os.environ.get("DDL_LIBRARY"), here / "libddl.so", here.parent.parent / "build" / "libddl.so"):
+    for path in (os.environ.get("DDL_PYTHON_LIBRARY"), here / "libddl.so", here.parent.parent / "build" / "libddl.so"):
         if path and pathlib.Path(path).exists():
             lib = ctypes.CDLL(str(path))
             lib.ddl_world.restype = _P

@@ -4,8 +4,9 @@
  *
  *     ready     the input is there (an event on the user's stream), shared, and copied where it cannot be shared
  *     arrived   the arrival of every rank has been seen, with the same signature; nothing was written so far
- *     mapped    the memory that the others told of is in this GPU's address space
- *     running   the launch of native_plan.h, or the rounds of native_ring.h; its end is told as `done`
+ *     mapped    the memory that the others told of is in this GPU's address space, if this rank has work
+ *     running   the launch of native_plan.h, or the rounds of native_ring.h; its end is told as `done`, and at once by
+ *               ranks whose work rank 0 does on the GPU that they share
  *     done      all are done: the operation has ended, here and for what others read or wrote of it
  *
  * Because every rank waits for all to be done, the words of an arrival are free again for the next operation. Those of
@@ -536,13 +537,13 @@ static ddl_status cuda_op_prepare(cuda_native *set, cuda_op *op) {
     bool apart = (scan && call->in == call->out) || (ring && call->kind == DDL_REDUCE_SCATTER);
     uint64_t in_bytes = cuda_job_in_bytes(call, set->count), out_bytes = cuda_op_out_bytes(set, op);
     cuda_place place = {0, 0, 0};
-    bool in_shared = ring               ? cuda_ring_in_shared(call->kind, is_root)
-                     : op->job.one_gpu ? cuda_job_in_read(call->kind, is_root)
-                                       : cuda_job_in_shared(call->kind, is_root);
-    bool written = cuda_job_out_written(call->kind, is_root) && (call->kind != DDL_EXSCAN || set->rank > 0);
-    bool out_shared = ring               ? cuda_ring_out_shared(call->kind, is_root)
-                      : op->job.one_gpu ? written
-                                        : cuda_job_out_shared(call->kind, is_root);
+    bool served = op->job.one_gpu && set->rank > 0; /* if all are there, rank 0 reaches what this rank alone would */
+    bool in_shared = ring     ? cuda_ring_in_shared(call->kind, is_root)
+                     : served ? cuda_job_in_read(call->kind, is_root)
+                              : cuda_job_in_shared(call->kind, is_root);
+    bool out_shared = ring     ? cuda_ring_out_shared(call->kind, is_root)
+                      : served ? cuda_job_out_written(call->kind, is_root)
+                               : cuda_job_out_shared(call->kind, is_root);
     ddl_status status = cuda_native_stream(set, op->gpu);
     if (status == DDL_OK && op->capture != NULL) {
         status = cuda_op_prepare_capture(set, op);

@@ -19,9 +19,10 @@ static ddl_status ddl__group_stream(ddl_group *g, int32_t device, void *stream) 
     }
     void *gate = NULL;
     bool captured = ddl__stream_captured(d, stream); /* then what cannot be is told by each call */
-    ddl__unlock(c); /* ddl__enter_ordered says why */
+    ddl__unlock_shortly(c); /* ddl__enter_ordered says why */
     ddl_status status = captured ? DDL_OK : d->table->gate_put(d->self, stream, &gate); /* a trial */
     ddl__lock(c);
+    ddl__locked_again(c);
     if (status < 0) {
         return ddl__error(c, status, "ddl_group_stream: the stream cannot wait for operations: it is not one of device "
                           "%d (%s), or the device cannot wait for the host: %s", device,

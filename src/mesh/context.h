@@ -182,6 +182,7 @@ struct ddl_context {
     pthread_cond_t changed;
     atomic_int lock_waiters; /* relaxed: only a hint to the thread that polls, to let others in */
     atomic_int lock_spins;   /* relaxed: looks at the lock before the kernel is asked; 0: threads share cores */
+    int lock_passed;         /* the poller's: so many waiters did not take the lock when they could; 0: none */
     int32_t cond_waiters;
     int32_t long_yields;
     int32_t busy_waits; /* so many waits to come are short of polls: see wait.h */
@@ -373,7 +374,7 @@ static inline void ddl__unlock_shortly(ddl_context *c) {
     atomic_fetch_add_explicit(&c->lock_waiters, 1, memory_order_relaxed);
     ddl__unlock(c);
 }
-/* The lock is held again. */
+/* It is back, or has given up. */
 static inline void ddl__locked_again(ddl_context *c) {
     atomic_fetch_sub_explicit(&c->lock_waiters, 1, memory_order_relaxed);
 }

@@ -174,15 +174,23 @@ static void ddl__sleep(ddl_context *c, uint64_t now, uint64_t deadline) {
 }
 
 /* The lock was given away to others: they have it first, also those who give it away themselves within a call, and not
- * who had it and is faster. */
+ * who had it and is faster. Those who do not take it are waited for once: one may be in a driver's call that ends when
+ * this thread has moved something on. */
 static void ddl__lock_last(ddl_context *c) {
-    for (int spins = atomic_load_explicit(&c->lock_spins, memory_order_relaxed); spins > 0; spins--) {
-        if (atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) == 0 && pthread_mutex_trylock(&c->lock) == 0) {
+    int spins = atomic_load_explicit(&c->lock_spins, memory_order_relaxed), waiters = 0;
+    for (; spins > 0; spins--) {
+        waiters = atomic_load_explicit(&c->lock_waiters, memory_order_relaxed);
+        if (waiters == c->lock_passed) {
+            break;
+        }
+        if (waiters == 0 && pthread_mutex_trylock(&c->lock) == 0) {
+            c->lock_passed = 0;
             return;
         }
         ddl__relax();
     }
     ddl__lock(c);
+    c->lock_passed = waiters;
 }
 
 /* Gives whoever else wants the core its turn: a rank that spins through its time slice on a busy machine may be keeping
@@ -212,7 +220,11 @@ static bool ddl__lock_is_wanted(const ddl_context *c) {
 }
 
 /* The same, and other threads of this context too. */
-static void ddl__give_way(ddl_context *c) { ddl__yield(c, ddl__lock_is_wanted(c)); }
+static void ddl__give_way(ddl_context *c) {
+    bool wanted = ddl__lock_is_wanted(c);
+    c->lock_passed = wanted ? c->lock_passed : 0;
+    ddl__yield(c, wanted);
+}
 
 /* Whether the threads of this host's ranks share cores; with a progress thread each rank has two that want one. */
 static bool ddl__is_crowded(const ddl_context *c) {

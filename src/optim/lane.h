@@ -272,7 +272,7 @@ static ddl_status ddl__lane_tell(ddl__lane *lane, int64_t count, const char *wha
 
 /* >>arithmetic */
 
-enum { DDL__LANE_BLOCK = DDL__BLOCK }; /* elements that the host converts at a time; partial sums are over as many */
+enum { DDL__LANE_BLOCK = DDL__BLOCK }; /* elements that the host converts at a time; sums are made of as many */
 
 /* Copies elements from one float type to another; f64 only to f64. */
 static void ddl__convert(void *dst, ddl_dtype to, const void *src, ddl_dtype from, int64_t count) {

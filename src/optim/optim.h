@@ -174,7 +174,7 @@ static inline void ddl__lamb_sums_f64(ddl__cpu level, const ddl_optimizer *o, co
     }
 }
 
-/* ddl__optim_sums of a stretch or less. */
+/* ddl__optim_sums of a block or less, or of several whose sums are added in their order. */
 static inline void ddl__optim_stretch_sums(ddl__cpu level, const ddl_optimizer *o, const ddl_optimizer_part *part,
                                            double out_sums[2]) {
     out_sums[0] = out_sums[1] = 0;
@@ -214,7 +214,7 @@ static inline void ddl__optim_tally_add(ddl__optim_tally *t, ddl__cpu level, con
                                         const ddl_optimizer_part *part, double out_sums[2]) {
     for (int64_t i = 0, some; i < part->count; i += some) {
         double found[2];
-        some = DDL__MIN(part->count - i, DDL__STRETCH - t->done);
+        some = DDL__MIN(part->count - i, DDL__BLOCK - t->done % DDL__BLOCK);
         ddl_optimizer_part cut = ddl__part_of_part(part, i, some);
         ddl__optim_stretch_sums(level, o, &cut, found);
         t->done = (t->done + some) % DDL__STRETCH;

@@ -326,17 +326,18 @@ static void ddl__marks_drop(ddl_group *g) {
 static ddl_status ddl__mark_stream(ddl_group *g, const char *what, int32_t count) {
     void *marks[DDL__MARKS], *stream = g->stream;
     int32_t made = 0;
+    ddl_context *c = g->context;
     const ddl__device *d = g->stream_device;
     if (ddl__stream_captured(d, stream)) {
         return DDL_OK;
     }
-    ddl__unlock_shortly(g->context);
+    ddl__unlock_shortly(c);
     count = DDL__MIN(count, DDL__MARKS);
     while (made < count && d->table->event_record(d->self, stream, &marks[made]) == DDL_OK) {
         made++; /* what is missing is recorded with the lock, and there it is told why that fails */
     }
     ddl_status status = ddl__enter_group(g, what);
-    ddl__locked_again(g->context);
+    ddl__locked_again(c);
     bool good = status == DDL_OK && g->mark_count == 0 && g->stream_device == d && g->stream == stream;
     for (int32_t i = 0; i < made; i++) {
         if (good) {

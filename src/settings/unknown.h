@@ -81,9 +81,9 @@ static bool ddl__setting_is_ours(const char *name, size_t length) {
 }
 
 /* A line of the environment, NAME=value, that names a setting, neither ours nor of a plugin of ddl's (which may not be
- * loaded here), its benchmarks or tests. Gives the length of the name, 0 for others. */
+ * loaded here), its module for Python, benchmarks or tests. Gives the length of the name, 0 for others. */
 static size_t ddl__setting_unknown(const char *line) {
-    static const char *const others[] = {"FABRIC_", "SHM_", "CUDA_", "BENCH_", "TEST_"};
+    static const char *const others[] = {"FABRIC_", "SHM_", "CUDA_", "BENCH_", "TEST_", "PYTHON_"};
     size_t length = strcspn(line, "=");
     if (strncmp(line, "DDL_", 4) != 0) {
         return 0;
