@@ -3,6 +3,8 @@
  * optimizers, sums of squares, every code. Built and run by test_cuda_kernels.py. It proves their logic, not a GPU. */
 #include "test.h"
 
+#include "random.h"
+
 #define DDL_IMPLEMENTATION
 #include "ddl.h"
 
@@ -39,14 +41,6 @@ static ddl_status put(const cuda_sink *sink, cuda_kernel kernel, uint32_t blocks
     return result == 0 ? DDL_OK : DDL_ERR_INTERNAL;
 }
 static const cuda_sink sink = {.put = put, .multiprocessors = 2};
-
-static uint64_t random_state = 88172645463325252u;
-static uint64_t random_bits(void) {
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return random_state * 2685821657736338717u;
-}
 
 /* Bits of all kinds: small numbers, which repeat and add exactly, special values, anything. */
 static void randomize(void *data, size_t bytes) {
@@ -548,8 +542,8 @@ TEST(sums_of_optimizers_are_added_in_the_order_of_the_kernels) {
                                     &want[i], DDL_F32, 0};
             CHECK_EQ(cuda_put_kernel(&sink, DDL_KERNEL_SQUARES, &p), DDL_OK);
         }
-        for (int blocks = 0; blocks < 2; blocks++) {
-            int64_t each = blocks ? DDL__LANE_BLOCK : MOST;
+        for (int blocks = 0; blocks < 8; blocks++) { /* as one part, and cut at each so many blocks */
+            int64_t each = blocks > 0 ? (int64_t)blocks * DDL__LANE_BLOCK : MOST;
             memcpy(room[1], room[0], sizeof room[0]);
             for (int64_t i = 0; i < MOST; i += each) {
                 ddl_optimizer_part some = ddl__part_of_part(&part, i, DDL__MIN(MOST - i, each));

@@ -5,6 +5,8 @@
 
 #include "test.h"
 
+#include "random.h"
+
 #define DDL_IMPLEMENTATION
 #include "ddl.h"
 
@@ -29,14 +31,6 @@ static ddl_status cuda_probe_set(cuda_ipc *t, const int32_t *ranks, int32_t coun
 int cuda_cpu_find(const char *name);
 size_t cuda_cpu_args_bytes(int kernel);
 int cuda_cpu_run(int kernel, const unsigned grid[3], const unsigned block[3], void *const *args);
-
-static uint64_t random_state = 88172645463325252u;
-static uint64_t random_bits(void) {
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return random_state * 2685821657736338717u;
-}
 
 /* ---- a driver: streams are queues, and a look at an event may run the next of its stream ---- */
 

@@ -46,6 +46,36 @@ TEST(who_stays_away_is_waited_for_once) {
     unmade(c);
 }
 
+static atomic_int polls; /* 1: the thread that polls has the lock */
+
+static void *who_polls(void *arg) {
+    ddl_context *c = (ddl_context *)arg;
+    ddl__lock_last(c);
+    atomic_store(&polls, 1);
+    ddl__unlock(c);
+    return NULL;
+}
+
+/* A caller that has the lock, gives it away shortly and takes it again: who polls waits outside for its end, and is none of
+ * those that want the lock. */
+TEST(who_polls_does_not_come_between) {
+    ddl_context *c = made(1 << 30);
+    pthread_t thread;
+    ddl__lock(c);
+    REQUIRE(pthread_create(&thread, NULL, who_polls, c) == 0);
+    usleep(50000);
+    CHECK_EQ(atomic_load(&c->lock_waiters), 0);
+    ddl__unlock_shortly(c);
+    usleep(50000);
+    CHECK_EQ(atomic_load(&polls), 0);
+    ddl__lock(c);
+    ddl__locked_again(c);
+    ddl__unlock(c);
+    pthread_join(thread, NULL);
+    CHECK_EQ(atomic_load(&polls), 1);
+    unmade(c);
+}
+
 typedef struct job {
     ddl_context *c;
     atomic_int left; /* callers that are not done */

@@ -3,6 +3,8 @@
  * tests/run: variants=gcc,asan,arm64 libs=-lm */
 #include "test.h"
 
+#include "random.h"
+
 #define DDL_IMPLEMENTATION
 #include "ddl.h"
 
@@ -11,14 +13,6 @@
 enum { MAX_COUNT = 4097, GUARD = 64, ROOM = MAX_COUNT * 16 + 2 * GUARD + 16 };
 static const size_t counts[] = {0, 1, 2, 7, 8, 9, 31, 32, 33, 63, 1000, MAX_COUNT};
 enum { COUNTS = sizeof(counts) / sizeof(counts[0]) };
-
-static uint64_t random_state = 88172645463325252u;
-static uint64_t random_bits(void) {
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return random_state * 2685821657736338717u;
-}
 
 /* ---- the oracle: one element at a time, halves by arithmetic on doubles ---- */
 

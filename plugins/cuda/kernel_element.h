@@ -177,7 +177,7 @@ template <class Word, class Value> struct cuda_plain {
     typedef Word word;
     typedef Value value;
     typedef Word lane; /* what a 16-byte word is taken apart into */
-    enum { SCALE_UNROLL = 0 }; /* words per thread and step of sums with factors; 0: see cuda_tiles */
+    enum { SCALE_UNROLL = 0 }; /* words per thread and step of sums with factors; 0: no tiles, nobody waits for them */
     CUDA_INLINE Value open(Word w) { return (Value)w; }
     CUDA_INLINE Word close(Value v) { return (Word)v; }
 };

@@ -180,7 +180,7 @@ static void ddl__lock_last(ddl_context *c) {
     int spins = atomic_load_explicit(&c->lock_spins, memory_order_relaxed), waiters = 0;
     for (; spins > 0; spins--) {
         waiters = atomic_load_explicit(&c->lock_waiters, memory_order_relaxed);
-        if (waiters == c->lock_passed) {
+        if (waiters > 0 && waiters == c->lock_passed) {
             break;
         }
         if (waiters == 0 && pthread_mutex_trylock(&c->lock) == 0) {

@@ -174,9 +174,9 @@ static inline void ddl__lamb_sums_f64(ddl__cpu level, const ddl_optimizer *o, co
     }
 }
 
-/* ddl__optim_sums of a block or less, or of several whose sums are added in their order. */
-static inline void ddl__optim_stretch_sums(ddl__cpu level, const ddl_optimizer *o, const ddl_optimizer_part *part,
-                                           double out_sums[2]) {
+/* ddl__optim_sums of a block or less. */
+static inline void ddl__optim_block_sums(ddl__cpu level, const ddl_optimizer *o, const ddl_optimizer_part *part,
+                                         double out_sums[2]) {
     out_sums[0] = out_sums[1] = 0;
     if (o->kind == DDL_LARS && part->dtype == DDL_F64) {
         out_sums[0] = ddl__sum_squares_f64((const double *)(const void *)part->param, part->count);
@@ -216,7 +216,7 @@ static inline void ddl__optim_tally_add(ddl__optim_tally *t, ddl__cpu level, con
         double found[2];
         some = DDL__MIN(part->count - i, DDL__BLOCK - t->done % DDL__BLOCK);
         ddl_optimizer_part cut = ddl__part_of_part(part, i, some);
-        ddl__optim_stretch_sums(level, o, &cut, found);
+        ddl__optim_block_sums(level, o, &cut, found);
         t->done = (t->done + some) % DDL__STRETCH;
         for (int32_t k = 0; k < 2; k++) {
             t->stretch[k] += found[k];
