@@ -39,6 +39,9 @@ static void in_the_middle(void) {
 
 static void begin(endpoint *e, int n, int help_turns) {
     world_open(e, n);
+    for (int i = 0; i < n; i++) {
+        ((shm *)e[i].self)->crowded = false; /* whatever this machine has */
+    }
     memset(&play, 0, sizeof play);
     play.sender = &e[0];
     play.help_turns = help_turns;
@@ -226,6 +229,78 @@ TEST(a_helped_message_is_taken_back_in_the_middle) {
 }
 
 static shm_fetch *record_of(letter *l) { return (shm_fetch *)(uintptr_t)l->message.priv[SHM_NOTE_RECORD]; }
+
+/* ---- ahead ---- */
+
+/* Where ranks share cores a sender stages a window before its receiver has begun, and does nothing more. */
+static void fetch_ahead(uint64_t bytes, int n) {
+    static endpoint e[2];
+    letter l[2];
+    begin(e, 2, 0);
+    ((shm *)e[0].self)->crowded = true;
+    for (int i = 0; i < n; i++) {
+        CHECK_EQ(post(&e[0], 1, &l[i], bytes), DDL_IN_PROGRESS);
+    }
+    while (e[1].arrived[0] < (uint64_t)n) {
+        CHECK(e[1].transport->progress(e[1].self, -1) >= 0);
+    }
+    DRIVE(e, 2, l[n - 1].returned) {}
+    for (int i = 0; i < n; i++) {
+        letter_free(&l[i]);
+    }
+    end(e, 2);
+}
+
+TEST(where_ranks_share_cores_a_window_is_staged_ahead) {
+    fetch_ahead(SHM_HELP_PIECES * SHM_HELP_PIECE, 1);
+    CHECK_EQ(play.reads, 0);
+    fetch_ahead(SHM_STREAM_BYTES + 1, 1);
+    CHECK_EQ(play.reads, 0);
+    fetch_ahead(SHM_HELP_PIECES * SHM_HELP_PIECE + 100, 1);
+    CHECK_EQ(play.reads, 1);
+    fetch_ahead(SHM_HELP_PIECES * SHM_HELP_PIECE, 2); /* the second finds the window taken */
+    CHECK(play.reads > (int)SHM_HELP_ALONE);
+}
+
+/* The receiver has read nothing, or is in the middle of what is not staged. */
+TEST(what_was_staged_ahead_is_taken_back) {
+    for (int at = 0; at < 3; at++) {
+        static endpoint e[2];
+        letter l;
+        begin(e, 2, 0);
+        ((shm *)e[0].self)->crowded = true;
+        play.letter = &l;
+        play.recall_at = at;
+        CHECK_EQ(post(&e[0], 1, &l, BYTES), DDL_IN_PROGRESS);
+        if (at == 0) {
+            e[0].transport->recall(e[0].self, 1, &l.message);
+            l.borrowed = 0;
+            memset(l.payload, 0xdd, BYTES);
+        }
+        DRIVE(e, 2, e[1].arrived[0] == 1) {}
+        progress_all(e, 2);
+        CHECK(at == 0 ? play.reads == 0 : play.reads >= at);
+        CHECK(((shm *)e[0].self)->messages->helper.whom == NULL);
+        letter_free(&l);
+        end(e, 2);
+    }
+}
+
+TEST(without_memory_for_a_window_nothing_is_staged_ahead) {
+    static endpoint e[2];
+    letter small, l;
+    begin(e, 2, 0);
+    ((shm *)e[0].self)->crowded = true;
+    CHECK_EQ(post(&e[0], 1, &small, SHM_EAGER_BYTES + 1), DDL_OK); /* the ring is there now */
+    faults.allocate = 1;
+    CHECK_EQ(post(&e[0], 1, &l, BYTES), DDL_IN_PROGRESS);
+    CHECK(((shm *)e[0].self)->messages->helper.refused);
+    DRIVE(e, 2, e[1].arrived[0] == 2 && l.returned) {}
+    CHECK(play.reads >= PIECES / (int)SHM_HELP_ALONE);
+    letter_free(&small);
+    letter_free(&l);
+    end(e, 2);
+}
 
 /* A place where no window is, one that is another's, stamps of an old message: the receiver reads by itself. */
 TEST(a_window_that_makes_no_sense_is_not_used) {

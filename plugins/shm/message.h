@@ -4,7 +4,7 @@
  *     a little larger            in pieces through the ring, so that one copies in while the other copies out
  *     large, in lent memory      the ring says where: the receiver copies from its view of the sender's arena
  *     large, ordinary memory     the ring says where: the receiver lets the kernel copy (process_vm_readv); a sender
- *                                that waits meanwhile helps (help.h)
+ *                                that waits meanwhile helps, or has before (help.h)
  *     large, when it may not     in pieces through the ring, while the receiver copies them out
  *
  * A sender is done with a message that the receiver fetches when the receiver has stepped behind its record. If it must
@@ -243,7 +243,7 @@ static void shm_want(shm_link *l, bool want) {
     atomic_store_explicit(&l->out.ring->wants_room, want, memory_order_relaxed);
 }
 
-static int shm_push_fetch(shm_link *l, ddl_message *m, uint64_t at, bool lent) {
+static int shm_push_fetch(shm *t, shm_link *l, ddl_message *m, uint64_t at, bool lent) {
     shm_fetch *to = shm_ring_reserve(&l->out, sizeof *to);
     if (to == NULL) {
         return SHM_FULL;
@@ -257,6 +257,9 @@ static int shm_push_fetch(shm_link *l, ddl_message *m, uint64_t at, bool lent) {
     m->priv[SHM_NOTE_RECORD] = (uint64_t)(uintptr_t)to;
     shm_want(l, true);
     m->priv[SHM_NOTE_END] = shm_ring_publish(&l->out, SHM_FETCH, sizeof *to);
+    if (!lent && t->crowded) {
+        shm_help_ahead(t, &t->messages->helper, &to->help, m->payload, m->payload_bytes);
+    }
     return SHM_BORROWED;
 }
 
@@ -302,12 +305,12 @@ static int shm_push(shm *t, int32_t i, ddl_message *m) {
         return shm_push_eager(l, m, t->messages->strings);
     }
     if (m->payload_bytes > SHM_STREAM_LENT_BYTES && shm_locate(t, m->payload, m->payload_bytes, &offset)) {
-        return shm_push_fetch(l, m, offset, true);
+        return shm_push_fetch(t, l, m, offset, true);
     }
     /* Relaxed: a hint, either way is right. */
     if (m->payload_bytes > t->messages->stream_bytes &&
         atomic_load_explicit(&shm_control(t, i)->pulls[t->local_index], memory_order_relaxed) == SHM_PULLS) {
-        return shm_push_fetch(l, m, (uint64_t)(uintptr_t)m->payload, false);
+        return shm_push_fetch(t, l, m, (uint64_t)(uintptr_t)m->payload, false);
     }
     return shm_push_stream(t, i, m);
 }
