@@ -374,7 +374,7 @@ CUresult cuStreamWaitValue32_v2(CUstream s, CUdeviceptr word, uint32_t value, un
 CUresult cuStreamWriteValue32_v2(CUstream s, CUdeviceptr word, uint32_t value, unsigned int flags) {
     ENTER(cuStreamWriteValue32_v2)
     (void)flags;
-    return enqueue(s, (work){.kind = WRITE_WORD, .dst = word, .value = value}, 0, NULL);
+    return no_words ? CUDA_ERROR_NOT_SUPPORTED : enqueue(s, (work){.kind = WRITE_WORD, .dst = word, .value = value}, 0, NULL);
 }
 CUresult cuEventCreate(CUevent *out, unsigned int flags) {
     ENTER(cuEventCreate)

@@ -322,6 +322,150 @@ TEST(gates_that_cannot_be) {
     CHECK_NOTHING_LEFT(&h);
 }
 
+/* ---- marks ---- */
+
+/* A mark behind a gate on a stream. Returns it looked at `looks` times while the gate is closed. */
+static cuda_mark mark_behind_a_gate(cuda_gpu *gpu, cuda_beacon *beacon, CUstream stream, void **gate, int looks) {
+    cuda_mark mark;
+    CHECK_EQ(device()->gate_put(gpu, stream, gate), DDL_OK);
+    CHECK_EQ(cuda_mark_put(gpu, beacon, stream, &mark), DDL_OK);
+    for (int i = 0; i < looks; i++) {
+        CHECK_EQ(cuda_mark_look(gpu, &mark), DDL_IN_PROGRESS);
+    }
+    return mark;
+}
+
+static void reach(cuda_gpu *gpu, void *gate, cuda_mark *mark) {
+    ddl_status status;
+    device()->gate_open(gpu, gate);
+    while ((status = cuda_mark_look(gpu, mark)) == DDL_IN_PROGRESS) {
+        usleep(1000);
+    }
+    CHECK_EQ(status, DDL_OK);
+    CHECK(!cuda_mark_is_put(mark));
+    CHECK_EQ(cuda_mark_look(gpu, mark), DDL_OK);
+}
+
+/* The streams of a GPU that is closed at the end, with nothing left behind. */
+static void with_a_stream(void (*body)(cuda_gpu *gpu, CUstream stream)) {
+    small_host h;
+    void *self = NULL, *stream = NULL;
+    cuda_guard guard;
+    REQUIRE(standin_need(0));
+    small_host_make(&h);
+    REQUIRE(device()->open(&h.host, 0, &self) == DDL_OK && device()->stream_make(self, &stream) == DDL_OK);
+    REQUIRE(cuda_enter(self, &guard) == DDL_OK);
+    body(self, stream);
+    cuda_leave(&guard);
+    standin.fail(NULL, 0, CUDA_SUCCESS);
+    standin.without(0, 0, 0);
+    device()->stream_free(self, stream);
+    device()->close(self);
+    CHECK_NOTHING_LEFT(&h);
+}
+
+static void words_body(cuda_gpu *gpu, CUstream stream) {
+    cuda_beacon *beacon = cuda_beacon_take(gpu);
+    void *gate = NULL;
+    REQUIRE(beacon != NULL);
+    beacon->last = UINT32_MAX - 2; /* as of a stream that had so many before */
+    atomic_store((_Atomic uint32_t *)(uintptr_t)beacon->word, UINT32_MAX - 2);
+    standin.fail("cuEventRecord", 0, CUDA_SUCCESS);
+    for (int i = 0; i < 6; i++) {
+        cuda_mark mark = mark_behind_a_gate(gpu, beacon, stream, &gate, CUDA_LOOKS / 2);
+        reach(gpu, gate, &mark);
+    }
+    CHECK_EQ(standin.calls(), 0);
+    CHECK_EQ(beacon->last, 3);
+    cuda_beacon_give(gpu, beacon);
+    CHECK(cuda_beacon_take(gpu) == beacon); /* a stream after that goes on from there */
+    cuda_mark mark = mark_behind_a_gate(gpu, beacon, stream, &gate, 1);
+    reach(gpu, gate, &mark);
+    cuda_beacon_give(gpu, beacon);
+}
+
+TEST(marks_are_words) { with_a_stream(words_body); }
+
+static void events_body(cuda_gpu *gpu, CUstream stream) {
+    cuda_beacon *beacons[CUDA_BEACONS];
+    void *gate = NULL;
+    for (int i = 0; i < CUDA_BEACONS; i++) {
+        CHECK((beacons[i] = cuda_beacon_take(gpu)) != NULL);
+    }
+    CHECK(cuda_beacon_take(gpu) == NULL);
+    standin.fail("cuEventRecord", 0, CUDA_SUCCESS);
+    cuda_mark mark = mark_behind_a_gate(gpu, NULL, stream, &gate, 1); /* the streams beyond */
+    reach(gpu, gate, &mark);
+    CHECK_EQ(standin.calls(), 1);
+    mark = mark_behind_a_gate(gpu, beacons[0], stream, &gate, CUDA_LOOKS); /* after so many looks, once */
+    standin.fail("cuEventRecord", 0, CUDA_SUCCESS);
+    for (int i = 0; i < CUDA_LOOKS; i++) {
+        CHECK_EQ(cuda_mark_look(gpu, &mark), DDL_IN_PROGRESS);
+    }
+    reach(gpu, gate, &mark);
+    CHECK_EQ(standin.calls(), 1);
+    standin.without(0, 0, 1); /* the driver writes no words */
+    CHECK_EQ(cuda_mark_put(gpu, beacons[0], stream, &mark), DDL_OK);
+    while (cuda_mark_look(gpu, &mark) == DDL_IN_PROGRESS) {
+        usleep(1000);
+    }
+    CHECK_EQ(standin.calls(), 2);
+    for (int i = 0; i < CUDA_BEACONS; i++) {
+        cuda_beacon_give(gpu, beacons[i]);
+    }
+}
+
+TEST(marks_are_events_where_they_cannot_be_words) { with_a_stream(events_body); }
+
+static uint64_t clock_ns;
+
+static uint64_t told_ns(const ddl_host *host) {
+    (void)host;
+    return clock_ns;
+}
+
+static void questions_body(cuda_gpu *gpu, CUstream stream) {
+    ddl_host *host = (ddl_host *)(uintptr_t)gpu->host;
+    uint64_t (*now_ns)(const ddl_host *) = host->now_ns;
+    void *gate = NULL;
+    host->now_ns = told_ns;
+    clock_ns = 5000000;
+    cuda_mark mark = mark_behind_a_gate(gpu, NULL, stream, &gate, 0);
+    standin.fail("cuEventQuery", 0, CUDA_SUCCESS);
+    for (long n = 1; n <= 4; n++) {
+        for (int i = 0; i < 100; i++) {
+            CHECK_EQ(cuda_mark_look(gpu, &mark), DDL_IN_PROGRESS);
+        }
+        CHECK_EQ(standin.calls(), n);
+        if (n % 2 == 0) {
+            cuda_mark_ask(&mark);
+        } else {
+            clock_ns += CUDA_ASK_NS;
+        }
+    }
+    host->now_ns = now_ns;
+    reach(gpu, gate, &mark);
+}
+
+TEST(the_driver_is_not_asked_all_the_time) { with_a_stream(questions_body); }
+
+/* A word is not written by a GPU that has failed. */
+static void failures_body(cuda_gpu *gpu, CUstream stream) {
+    cuda_beacon *beacon = cuda_beacon_take(gpu);
+    void *gate = NULL;
+    for (int i = 0; i < 2; i++) {
+        cuda_mark mark = mark_behind_a_gate(gpu, beacon, stream, &gate, CUDA_LOOKS);
+        standin.fail(i == 0 ? "cuEventQuery" : "cuEventRecord", 1, CUDA_ERROR_LAUNCH_FAILED);
+        CHECK_EQ(cuda_mark_look(gpu, &mark), DDL_ERR_SYSTEM);
+        CHECK(!cuda_mark_is_put(&mark));
+        device()->gate_open(gpu, gate);
+    }
+    gpu->cu.cuStreamSynchronize(stream);
+    cuda_beacon_give(gpu, beacon);
+}
+
+TEST(marks_tell_of_failures) { with_a_stream(failures_body); }
+
 TEST(a_stream_waits_for_another) {
     small_host h;
     void *self = NULL, *one = NULL, *two = NULL, *gate = NULL, *event = NULL, *after = NULL;

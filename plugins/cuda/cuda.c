@@ -22,6 +22,8 @@
 
 #include "gate.h"
 
+#include "mark.h"
+
 #include "module.h"
 
 #include "launch.h"

@@ -8,6 +8,8 @@
 
 #include "gate.h"
 
+#include "mark.h"
+
 #include "native.h"
 
 /* What a key holds for peers. */
@@ -540,6 +542,7 @@ static int32_t cuda_ipc_progress(void *self, int32_t expect) {
         atomic_store_explicit(&t->board->sleeping, 0, memory_order_relaxed);
         ssize_t n = read(t->bell, &rung, sizeof rung);
         (void)n; /* nothing rung is fine */
+        cuda_natives_ask(t);
     }
     return cuda_ipc_work(t);
 }
@@ -570,6 +573,17 @@ static bool cuda_ipc_wake_after(cuda_ipc *t, cuda_gpu *gpu, CUevent event, bool 
     return *wakes;
 }
 
+/* The same for a mark: words ring no bell. */
+static bool cuda_ipc_wake_at(cuda_ipc *t, cuda_gpu *gpu, cuda_mark *mark) {
+    cuda_guard guard;
+    ddl_status status = DDL_OK;
+    if (mark->word != NULL && mark->event == NULL && (status = cuda_enter(gpu, &guard)) == DDL_OK) {
+        status = cuda_mark_record(gpu, mark);
+        cuda_leave(&guard);
+    }
+    return status == DDL_OK && cuda_ipc_wake_after(t, gpu, mark->event, &mark->wakes);
+}
+
 /* Work on a GPU rings when it is done; where it cannot, the core has to look. */
 static ddl_status cuda_ipc_arm(void *self, int *out_fd) {
     cuda_ipc *t = self;
@@ -580,6 +594,7 @@ static ddl_status cuda_ipc_arm(void *self, int *out_fd) {
     }
     atomic_store_explicit(&t->board->sleeping, 1, memory_order_relaxed);
     atomic_thread_fence(memory_order_seq_cst); /* sleeping, then a last look; cuda_ring has the other half */
+    cuda_natives_ask(t);
     if (cuda_ipc_work(t) > 0) {
         return DDL_IN_PROGRESS;
     }
@@ -587,8 +602,7 @@ static ddl_status cuda_ipc_arm(void *self, int *out_fd) {
         wakes = cuda_ipc_wake_after(t, x->gpu, x->event, &x->wakes);
     }
     for (cuda_native *set = t->natives != NULL ? t->natives->first : NULL; wakes && set != NULL; set = set->next) {
-        cuda_op *op = set->head;
-        wakes = op == NULL || cuda_ipc_wake_after(t, op->gpu, op->event, &op->wakes);
+        wakes = set->head == NULL || cuda_ipc_wake_at(t, set->head->gpu, &set->head->mark);
     }
     return wakes ? DDL_OK : DDL_IN_PROGRESS;
 }

@@ -21,6 +21,8 @@
 
 #include "device.h"
 
+#include "mark.h"
+
 #include "native_ring.h"
 
 #include "share.h"
@@ -46,8 +48,7 @@ typedef struct cuda_op {
     struct cuda_op *next;
     cuda_step step;
     cuda_gpu *gpu;
-    CUevent event;    /* that the step waits for; NULL: none */
-    bool wakes;       /* and it rings when it happens: ipc.h */
+    cuda_mark mark;   /* that the step waits for */
     int32_t awaited;  /* rank in the set */
     int32_t differs;  /* this rank called something else; -1: none */
     ddl_status failure;
@@ -70,6 +71,7 @@ typedef struct cuda_native {
     cuda_set *own;
     cuda_op *head, **tail, *spare;
     CUstream stream; /* of the GPU of the operations so far */
+    cuda_beacon *beacon; /* of that stream; NULL: none */
     cuda_gpu *stream_gpu;
     cuda_capture *captures; /* operations that are in graphs */
     uint64_t released_ns;
@@ -115,44 +117,25 @@ static ddl_status cuda_native_stream(cuda_native *set, cuda_gpu *gpu) {
     }
     CUstream stream = NULL;
     ddl_status status = cuda_check(gpu, cuda_stream_make(gpu, &stream), "making a stream");
-    if (status == DDL_OK && set->stream_gpu != NULL) {
+    if (status == DDL_OK && set->stream_gpu != NULL) { /* nothing is on it: one operation runs at a time */
+        cuda_beacon_give(set->stream_gpu, set->beacon);
         set->stream_gpu->cu.cuStreamDestroy(set->stream);
     }
     if (status == DDL_OK) {
         set->stream = stream;
         set->stream_gpu = gpu;
+        set->beacon = set->count > 1 ? cuda_beacon_take(gpu) : NULL; /* a rank alone has nobody who launches beside it */
     }
     return status;
 }
 
-/* From now on the operation waits for what is on the stream. The context is current. */
-static ddl_status cuda_op_mark(cuda_op *op, CUstream stream) {
-    op->wakes = false;
-    ddl_status status = cuda_event_take(op->gpu, &op->event);
-    if (status == DDL_OK) {
-        status = cuda_check(op->gpu, op->gpu->cu.cuEventRecord(op->event, stream), "recording an event");
-    }
-    if (status != DDL_OK && op->event != NULL) {
-        cuda_event_give(op->gpu, op->event);
-        op->event = NULL;
-    }
-    return status;
+/* From now on the operation waits for what is on the set's stream. The context is current. */
+static ddl_status cuda_op_mark(const cuda_native *set, cuda_op *op) {
+    return cuda_mark_put(op->gpu, set->beacon, set->stream, &op->mark);
 }
 
 /* DDL_IN_PROGRESS until what was marked has happened. */
-static ddl_status cuda_op_marked(cuda_op *op) {
-    cuda_guard guard;
-    ddl_status status = op->event != NULL ? cuda_enter(op->gpu, &guard) : DDL_OK;
-    if (op->event != NULL && status == DDL_OK) {
-        status = cuda_check(op->gpu, op->gpu->cu.cuEventQuery(op->event), "a collective");
-        if (status != DDL_IN_PROGRESS) {
-            cuda_event_give(op->gpu, op->event);
-            op->event = NULL;
-        }
-        cuda_leave(&guard);
-    }
-    return status;
-}
+static ddl_status cuda_op_marked(cuda_op *op) { return cuda_mark_look(op->gpu, &op->mark); }
 
 static ddl_status cuda_op_memory(cuda_op *op, uint64_t bytes, CUdeviceptr *out) {
     void *memory = NULL;
@@ -218,7 +201,7 @@ static int cuda_done_step(cuda_native *set, cuda_op *op) {
             CUresult result = op->gpu->cu.cuMemcpyAsync((CUdeviceptr)(uintptr_t)op->call.out, op->copy_out, bytes,
                                                         set->stream);
             status = cuda_check(op->gpu, result, "copying the result of a collective");
-            status = status == DDL_OK ? cuda_op_mark(op, set->stream) : status;
+            status = status == DDL_OK ? cuda_op_mark(set, op) : status;
             cuda_leave(&guard);
         }
         if (status != DDL_OK) {
@@ -296,7 +279,7 @@ static ddl_status cuda_op_launch(cuda_native *set, cuda_op *op) {
     cuda_sink sink = cuda_native_sink(set, op, set->stream);
     ddl_status status = set->links.is_ring ? cuda_ring_put(&sink, &op->job, &set->links, op->round)
                                            : cuda_job_put(&sink, &op->job);
-    status = status == DDL_OK ? cuda_op_mark(op, set->stream) : status;
+    status = status == DDL_OK ? cuda_op_mark(set, op) : status;
     if (status != DDL_OK) {
         op->gpu->cu.cuStreamSynchronize(set->stream);
     }
@@ -520,7 +503,7 @@ static ddl_status cuda_op_prepare_capture(cuda_native *set, cuda_op *op) {
     cuda_place place;
     c->gpu = op->gpu;
     ddl_status status = cuda_capture_make(c, set->stream);
-    status = status == DDL_OK ? cuda_op_mark(op, set->stream) : status;
+    status = status == DDL_OK ? cuda_op_mark(set, op) : status;
     status = status == DDL_OK ? cuda_share(set->t, (void *)(uintptr_t)c->words, CUDA_WORDS_BYTES, &place) : status;
     if (status == DDL_OK) {
         cuda_op_tell_place(set, op, CUDA_WORDS, &place);
@@ -565,7 +548,7 @@ static ddl_status cuda_op_prepare(cuda_native *set, cuda_op *op) {
         CUresult result = op->gpu->cu.cuMemcpyAsync(op->copy_in, (CUdeviceptr)(uintptr_t)call->in, (size_t)in_bytes,
                                                     stream);
         status = cuda_check(op->gpu, result, "copying the input of a collective");
-        status = status == DDL_OK && op->capture == NULL ? cuda_op_mark(op, stream) : status;
+        status = status == DDL_OK && op->capture == NULL ? cuda_op_mark(set, op) : status;
     }
     op->job.in[set->rank] = op->copy_in != 0 ? (const char *)(uintptr_t)op->copy_in : call->in;
     op->job.out[set->rank] = op->copy_out != 0 ? (char *)(uintptr_t)op->copy_out : call->out;
@@ -648,7 +631,7 @@ static ddl_status cuda_native_start(void *self, void *set_, const ddl_native_cal
     op->job.in_place = call->in == call->out;
     op->job.one_gpu = !set->links.apart && !set->links.is_ring && !capture;
     ddl_status status = cuda_ipc_gpu(t, call->device > 0 ? call->device - 1 : 0, &op->gpu);
-    op->event = DDL_HAS(call, event) ? call->event : NULL;
+    op->mark = cuda_mark_of(DDL_HAS(call, event) ? call->event : NULL);
     cuda_guard guard;
     if (status == DDL_OK && capture) {
         op->capture = t->host->alloc(t->host, sizeof *op->capture);
@@ -656,8 +639,9 @@ static ddl_status cuda_native_start(void *self, void *set_, const ddl_native_cal
     }
     if (op->capture != NULL) {
         memset(op->capture, 0, sizeof *op->capture);
-    } else if (status == DDL_OK && call->stream != NULL && op->event == NULL && (status = cuda_enter(op->gpu, &guard)) == DDL_OK) {
-        status = cuda_op_mark(op, call->stream);
+    } else if (status == DDL_OK && call->stream != NULL && !cuda_mark_is_put(&op->mark) &&
+               (status = cuda_enter(op->gpu, &guard)) == DDL_OK) {
+        status = cuda_mark_put(op->gpu, NULL, call->stream, &op->mark);
         cuda_leave(&guard);
     }
     if (status != DDL_OK) {
@@ -686,7 +670,7 @@ static ddl_status cuda_native_test(void *self, void *set_, void *op_, int32_t lo
             return op->differs >= 0 ? DDL_ERR_MISMATCH : op->failure;
         }
         if (--looks <= 0 && !op->ended) {
-            bool for_ranks = op == set->head && op->event == NULL && op->awaited < set->count;
+            bool for_ranks = op == set->head && !cuda_mark_is_put(&op->mark) && op->awaited < set->count;
             *out_rank = for_ranks ? op->awaited : -1;
             return DDL_IN_PROGRESS;
         }
@@ -763,10 +747,7 @@ static void cuda_native_cancel(void *self, void *set_, void *op_) {
     }
     cuda_native_unqueue(set, op);
     cuda_op_release(set, op);
-    if (op->event != NULL) {
-        cuda_event_give(op->gpu, op->event);
-        op->event = NULL;
-    }
+    cuda_mark_drop(op->gpu, &op->mark);
     op->next = set->spare;
     set->spare = op;
 }
@@ -782,6 +763,7 @@ static void cuda_native_free(cuda_native *set) {
     }
     cuda_native_drain(set);
     if (set->stream_gpu != NULL && cuda_enter(set->stream_gpu, &guard) == DDL_OK) {
+        cuda_beacon_give(set->stream_gpu, set->beacon);
         set->stream_gpu->cu.cuStreamDestroy(set->stream);
         cuda_leave(&guard);
     }
@@ -898,6 +880,15 @@ static int32_t cuda_natives_progress(cuda_ipc *t) {
         }
     }
     return events;
+}
+
+/* The next look asks the driver. */
+static void cuda_natives_ask(cuda_ipc *t) {
+    for (cuda_native *set = t->natives == NULL ? NULL : t->natives->first; set != NULL; set = set->next) {
+        if (set->head != NULL) {
+            cuda_mark_ask(&set->head->mark);
+        }
+    }
 }
 
 static void cuda_natives_close(cuda_ipc *t) {
