@@ -1,8 +1,8 @@
 /* mark: a place on a stream, and whether the GPU has come there. On streams of the plugin's own the GPU writes a word of
- * pinned memory there: to put it costs a microsecond more than an event (H100: 1.5 us, 0.3), but a look at it is a load, where
- * one at an event is a call of the driver (1.2 us) under a lock that other threads' launches wait for. By an event it is seen
- * on a user's stream, where the driver writes no words, where a rank is about to sleep, as an event can ring, and now and
- * then, as only events tell of errors; no more often than is of use. It must not know what the work is. */
+ * pinned memory there: to put it costs a microsecond more than an event (bench/results), but a look at it is a load, where
+ * one at an event is a call of the driver that other threads' launches wait for. By an event it is seen on a user's stream,
+ * where the driver writes no words, where a rank is about to sleep, as an event can ring, and now and then, as only events
+ * tell of errors; no more often than is of use. It must not know what the work is. */
 #ifndef CUDA_MARK_H
 #define CUDA_MARK_H
 
