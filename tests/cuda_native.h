@@ -35,7 +35,7 @@ int cuda_cpu_run(int kernel, const unsigned grid[3], const unsigned block[3], vo
 /* ---- a driver: streams are queues, and a look at an event may run the next of its stream ---- */
 
 typedef struct work {
-    int kernel; /* -1: a copy */
+    int kernel; /* -1: a copy; -2: `bytes` is written to the word at dst */
     unsigned grid[3];
     void *args;
     void *dst;
@@ -60,7 +60,9 @@ static int stream_count, launch_count, live_events;
 static void run_one(CUstream s) {
     if (s->from < s->to && s != held) {
         work *w = &s->queue[s->from++ % 64];
-        if (w->kernel < 0) {
+        if (w->kernel == -2) {
+            atomic_store((_Atomic uint32_t *)w->dst, (uint32_t)w->bytes);
+        } else if (w->kernel < 0) {
             memmove(w->dst, w->src, w->bytes);
         } else {
             const unsigned block[3] = {CUDA_THREADS, 1, 1};
@@ -129,6 +131,29 @@ static CUresult event_query(CUevent e) {
 }
 static CUresult memory_copy(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream s) {
     put(s, (work){.kernel = -1, .dst = (void *)(uintptr_t)dst, .src = (const void *)(uintptr_t)src, .bytes = bytes});
+    return CUDA_SUCCESS;
+}
+static bool no_words; /* the driver writes none */
+static int live_pinned, words_written;
+static CUresult host_pin(void **out, size_t bytes, unsigned flags) {
+    (void)flags;
+    live_pinned++;
+    return (*out = aligned_alloc(64, bytes)) == NULL;
+}
+static CUresult host_unpin(void *at) {
+    live_pinned--;
+    return free(at), CUDA_SUCCESS;
+}
+static CUresult device_pointer(CUdeviceptr *out, void *at, unsigned flags) {
+    return *out = (CUdeviceptr)(uintptr_t)at, (CUresult)flags;
+}
+static CUresult write_word(CUstream s, CUdeviceptr word, uint32_t value, unsigned flags) {
+    (void)flags;
+    if (no_words) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    put(s, (work){.kernel = -2, .dst = (void *)(uintptr_t)word, .bytes = value});
+    words_written++;
     return CUDA_SUCCESS;
 }
 static CUresult memory_alloc(CUdeviceptr *out, size_t bytes) {
@@ -246,8 +271,11 @@ static void make_ranks(int n) {
                       .cuEventCreate = event_create,
                       .cuEventDestroy = event_destroy, .cuEventRecord = event_record, .cuEventQuery = event_query,
                       .cuMemcpyAsync = memory_copy, .cuMemAlloc = memory_alloc, .cuMemFree = memory_free,
+                      .cuMemHostAlloc = host_pin, .cuMemFreeHost = host_unpin, .cuMemHostGetDevicePointer = device_pointer,
+                      .cuStreamWriteValue32 = write_word,
                       .cuModuleGetFunction = get_function, .cuLaunchKernel = launch};
     memset(ranks, 0, sizeof ranks);
+    no_words = random_bits() % 4 == 0;
     for (int r = 0; r < n; r++) {
         struct rank *x = &ranks[r];
         x->gpu = (cuda_gpu){.host = &host, .cu = cu, .multiprocessors = 4, .name = "stand-in"};
@@ -274,12 +302,17 @@ static void free_ranks(int n) {
         if (x->gpu.pool != NULL) {
             cuda_pool_close(&x->gpu);
         }
+        cuda_beacons_give(&x->gpu);
         while (x->gpu.spare_count > 0) {
             event_destroy(x->gpu.spare[--x->gpu.spare_count]);
         }
         free(x->t.board);
     }
     CHECK_EQ(live_events, 0);
+    CHECK_EQ(live_pinned, 0);
+    for (int i = 0; i < CUDA_BEACONS; i++) {
+        CHECK(!cuda_beacons.page[0].of[i].taken);
+    }
     CHECK_EQ(reaches, 0);
     CHECK_EQ(stream_count, 0);
 }

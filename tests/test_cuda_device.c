@@ -6,6 +6,8 @@
 
 #include "ranks.h"
 
+#include <poll.h>
+
 static const ddl_device *device(void) { return &cuda_device; }
 
 static void settle(void *self, void *stream) { /* all that is on stream */
@@ -365,6 +367,7 @@ static void with_a_stream(void (*body)(cuda_gpu *gpu, CUstream stream)) {
 }
 
 static void words_body(cuda_gpu *gpu, CUstream stream) {
+    cuda_beacons_need(gpu);
     cuda_beacon *beacon = cuda_beacon_take(gpu);
     void *gate = NULL;
     REQUIRE(beacon != NULL);
@@ -377,11 +380,11 @@ static void words_body(cuda_gpu *gpu, CUstream stream) {
     }
     CHECK_EQ(standin.calls(), 0);
     CHECK_EQ(beacon->last, 3);
-    cuda_beacon_give(gpu, beacon);
+    cuda_beacon_give(beacon);
     CHECK(cuda_beacon_take(gpu) == beacon); /* a stream after that goes on from there */
     cuda_mark mark = mark_behind_a_gate(gpu, beacon, stream, &gate, 1);
     reach(gpu, gate, &mark);
-    cuda_beacon_give(gpu, beacon);
+    cuda_beacon_give(beacon);
 }
 
 TEST(marks_are_words) { with_a_stream(words_body); }
@@ -389,6 +392,13 @@ TEST(marks_are_words) { with_a_stream(words_body); }
 static void events_body(cuda_gpu *gpu, CUstream stream) {
     cuda_beacon *beacons[CUDA_BEACONS];
     void *gate = NULL;
+    standin.fail("cuMemHostAlloc", 1, CUDA_ERROR_OUT_OF_MEMORY);
+    cuda_beacons_need(gpu);
+    cuda_beacons_need(gpu); /* it is not tried for every operation */
+    CHECK_EQ(standin.calls(), 1);
+    CHECK(cuda_beacon_take(gpu) == NULL);
+    cuda_beacons_give(gpu);
+    cuda_beacons_need(gpu);
     for (int i = 0; i < CUDA_BEACONS; i++) {
         CHECK((beacons[i] = cuda_beacon_take(gpu)) != NULL);
     }
@@ -411,7 +421,7 @@ static void events_body(cuda_gpu *gpu, CUstream stream) {
     }
     CHECK_EQ(standin.calls(), 2);
     for (int i = 0; i < CUDA_BEACONS; i++) {
-        cuda_beacon_give(gpu, beacons[i]);
+        cuda_beacon_give(beacons[i]);
     }
 }
 
@@ -438,7 +448,7 @@ static void questions_body(cuda_gpu *gpu, CUstream stream) {
         }
         CHECK_EQ(standin.calls(), n);
         if (n % 2 == 0) {
-            cuda_mark_ask(&mark);
+            cuda_mark_ask_next(&mark);
         } else {
             clock_ns += CUDA_ASK_NS;
         }
@@ -449,8 +459,79 @@ static void questions_body(cuda_gpu *gpu, CUstream stream) {
 
 TEST(the_driver_is_not_asked_all_the_time) { with_a_stream(questions_body); }
 
+/* Where there is a word, it is asked less often. */
+static void rarely_body(cuda_gpu *gpu, CUstream stream) {
+    ddl_host *host = (ddl_host *)(uintptr_t)gpu->host;
+    uint64_t (*now_ns)(const ddl_host *) = host->now_ns;
+    void *gate = NULL;
+    cuda_beacons_need(gpu);
+    cuda_beacon *beacon = cuda_beacon_take(gpu);
+    host->now_ns = told_ns;
+    clock_ns = 5000000;
+    cuda_mark mark = mark_behind_a_gate(gpu, beacon, stream, &gate, CUDA_LOOKS);
+    standin.fail("cuEventQuery", 0, CUDA_SUCCESS);
+    for (int i = 0; i < 1000; i++) {
+        CHECK_EQ(cuda_mark_look(gpu, &mark), DDL_IN_PROGRESS);
+        clock_ns += CUDA_ASK_RARELY_NS / 100;
+    }
+    CHECK_EQ(standin.calls(), 10);
+    host->now_ns = now_ns;
+    reach(gpu, gate, &mark);
+    cuda_beacon_give(beacon);
+}
+
+TEST(beside_a_word_the_driver_is_asked_rarely) { with_a_stream(rarely_body); }
+
+/* A rank that is about to sleep has a bell rung when a word is written. */
+static void sleeper_body(cuda_gpu *gpu, CUstream stream) {
+    cuda_ipc t = {.host = gpu->host, .bell = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)};
+    struct pollfd bell = {.fd = t.bell, .events = POLLIN};
+    void *gate = NULL;
+    cuda_beacons_need(gpu);
+    cuda_beacon *beacon = cuda_beacon_take(gpu);
+    cuda_mark mark = mark_behind_a_gate(gpu, beacon, stream, &gate, 1);
+    CHECK(cuda_ipc_wake_at(&t, gpu, &mark));
+    CHECK(mark.event != NULL && mark.wakes);
+    CHECK(cuda_ipc_wake_at(&t, gpu, &mark)); /* once */
+    CHECK_EQ(poll(&bell, 1, 20), 0);
+    device()->gate_open(gpu, gate);
+    CHECK_EQ(poll(&bell, 1, 5000), 1);
+    uint64_t rings = 0;
+    CHECK_EQ(read(t.bell, &rings, sizeof rings), (ssize_t)sizeof rings);
+    CHECK_EQ(rings, 1);
+    CHECK_EQ(cuda_mark_look(gpu, &mark), DDL_OK);
+    cuda_beacon_give(beacon);
+    gpu->cu.cuStreamSynchronize(gpu->wakes);
+    close(t.bell);
+}
+
+TEST(who_sleeps_is_rung_for_when_a_word_is_written) { with_a_stream(sleeper_body); }
+
+/* Memory is pinned before a gate is closed, once for all endpoints of the process: the driver may wait for the gate. */
+static void before_body(cuda_gpu *gpu, CUstream stream) {
+    void *gate = NULL, *other = NULL;
+    cuda_guard guard;
+    CHECK_EQ(device()->gate_put(gpu, stream, &gate), DDL_OK);
+    REQUIRE(device()->open(gpu->host, 0, &other) == DDL_OK);
+    REQUIRE(cuda_enter(other, &guard) == DDL_OK);
+    standin.fail("cuMemHostAlloc", 0, CUDA_SUCCESS);
+    cuda_beacons_need(other);
+    cuda_beacon *beacon = cuda_beacon_take(other);
+    CHECK(beacon != NULL);
+    CHECK_EQ(standin.calls(), 0);
+    standin.fail("cuMemFreeHost", 0, CUDA_SUCCESS);
+    cuda_beacon_give(beacon);
+    cuda_leave(&guard);
+    device()->close(other);
+    CHECK_EQ(standin.calls(), 0); /* nor given back */
+    device()->gate_open(gpu, gate);
+}
+
+TEST(words_are_pinned_before_there_is_a_gate) { with_a_stream(before_body); }
+
 /* A word is not written by a GPU that has failed. */
 static void failures_body(cuda_gpu *gpu, CUstream stream) {
+    cuda_beacons_need(gpu);
     cuda_beacon *beacon = cuda_beacon_take(gpu);
     void *gate = NULL;
     for (int i = 0; i < 2; i++) {
@@ -460,8 +541,13 @@ static void failures_body(cuda_gpu *gpu, CUstream stream) {
         CHECK(!cuda_mark_is_put(&mark));
         device()->gate_open(gpu, gate);
     }
+    cuda_mark mark = mark_behind_a_gate(gpu, beacon, stream, &gate, CUDA_LOOKS);
+    standin.fail("cuEventRecord", 1, CUDA_ERROR_OUT_OF_MEMORY); /* the work goes on, and the word will be written */
+    CHECK_EQ(cuda_mark_look(gpu, &mark), DDL_IN_PROGRESS);
+    CHECK(cuda_mark_is_put(&mark));
+    reach(gpu, gate, &mark);
     gpu->cu.cuStreamSynchronize(stream);
-    cuda_beacon_give(gpu, beacon);
+    cuda_beacon_give(beacon);
 }
 
 TEST(marks_tell_of_failures) { with_a_stream(failures_body); }

@@ -1,16 +1,13 @@
-/* gate: a place on a stream that the host opens; and a beacon, by which a stream tells the host how far it is (mark.h). At a
- * gate the GPU's front end waits there for a word of pinned memory (no kernel runs
+/* gate: a place on a stream that the host opens. The GPU's front end waits there for a word of pinned memory (no kernel runs
  * meanwhile); where it cannot, streams are refused: a function of the host would keep the driver's thread from others. */
 #ifndef CUDA_GATE_H
 #define CUDA_GATE_H
 
 #include "launch.h"
 
-enum {
-    CUDA_GATE_WORDS = 1024, /* gates that are closed at one time, of one GPU and context */
-    CUDA_BEACONS = 32,      /* streams with a beacon at one time, likewise */
-    CUDA_BEACON_WORDS = 16  /* each has a line of its own: the host looks at it while the GPU writes others */
-};
+#include "mark.h"
+
+enum { CUDA_GATE_WORDS = 1024 }; /* gates that are closed at one time, of one GPU and context */
 
 /* A word is used for one closed gate after the other. The n-th waits for n or more (the comparison is cyclic), so that
  * nobody has to know when the GPU has looked: a word never falls. */
@@ -21,21 +18,11 @@ typedef struct cuda_gate {
     uint32_t value;         /* that opens it */
 } cuda_gate;
 
-/* The other way round: a word that the GPU writes, for one stream at a time. It never falls either. */
-typedef struct cuda_beacon {
-    struct cuda_beacon *next; /* of those that no stream has */
-    const _Atomic uint32_t *word;
-    CUdeviceptr there; /* as the GPU sees it */
-    uint32_t last;     /* that it was or will be told to write */
-} cuda_beacon;
-
 typedef struct cuda_gates {
-    _Atomic uint32_t *words; /* of gates, then of beacons */
+    _Atomic uint32_t *words;
     CUdeviceptr words_there; /* as the GPU sees them */
     cuda_gate *open;
     cuda_gate all[CUDA_GATE_WORDS];
-    cuda_beacon *unused;
-    cuda_beacon beacons[CUDA_BEACONS];
 } cuda_gates;
 
 /* The lock is held, the context current. */
@@ -49,8 +36,7 @@ static ddl_status cuda_gates_need(cuda_gpu *gpu) {
     }
     memset(g, 0, sizeof *g);
     void *words = NULL;
-    size_t count = CUDA_GATE_WORDS + CUDA_BEACONS * CUDA_BEACON_WORDS;
-    CUresult result = gpu->cu.cuMemHostAlloc(&words, count * sizeof *g->words,
+    CUresult result = gpu->cu.cuMemHostAlloc(&words, CUDA_GATE_WORDS * sizeof *g->words,
                                              CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
     if (result == CUDA_SUCCESS) {
         result = gpu->cu.cuMemHostGetDevicePointer(&g->words_there, words, 0);
@@ -69,23 +55,20 @@ static ddl_status cuda_gates_need(cuda_gpu *gpu) {
         g->all[i] = (cuda_gate){g->open, gpu, &g->words[i], 0};
         g->open = &g->all[i];
     }
-    for (int32_t i = CUDA_BEACONS - 1; i >= 0; i--) {
-        size_t at = CUDA_GATE_WORDS + (size_t)i * CUDA_BEACON_WORDS;
-        atomic_store_explicit(&g->words[at], 0, memory_order_relaxed);
-        g->beacons[i] = (cuda_beacon){g->unused, &g->words[at], g->words_there + at * sizeof *g->words, 0};
-        g->unused = &g->beacons[i];
-    }
     gpu->gates = g;
     return DDL_OK;
 }
 
 /* What a GPU first needs of the driver may wait for all that is on it, and so for a gate that this host is to open: the
- * kernels are loaded, to the end, before there is one, for all endpoints of the process (cuda_loaded). One that is not found
- * says so when it is launched. */
+ * kernels are loaded, to the end, and words pinned that the GPU writes, before there is one, for all endpoints of the process
+ * (cuda_loaded, cuda_beacons). A kernel that is not found says so when it is launched. */
 static ddl_status cuda_gates_prepare(cuda_gpu *gpu) {
     pthread_mutex_lock(&gpu->lock);
     bool first = gpu->gates == NULL;
     pthread_mutex_unlock(&gpu->lock);
+    if (first) {
+        cuda_beacons_need(gpu);
+    }
     ddl_status status = first ? cuda_module_need(gpu) : DDL_OK;
     for (int32_t i = 0; status == DDL_OK && first && i < CUDA_K_COUNT; i++) {
         CUfunction function = NULL;
@@ -140,27 +123,6 @@ static void cuda_gate_give(cuda_gpu *gpu, cuda_gate *gate) {
     gate->next = gpu->gates->open;
     gpu->gates->open = gate;
     pthread_mutex_unlock(&gpu->lock);
-}
-
-/* NULL: there are no more, or no memory; the stream does without. The context is current. */
-static cuda_beacon *cuda_beacon_take(cuda_gpu *gpu) {
-    pthread_mutex_lock(&gpu->lock);
-    cuda_beacon *beacon = cuda_gates_need(gpu) == DDL_OK ? gpu->gates->unused : NULL;
-    if (beacon != NULL) {
-        gpu->gates->unused = beacon->next;
-    }
-    pthread_mutex_unlock(&gpu->lock);
-    return beacon;
-}
-
-/* What the stream was told to write has been written. */
-static void cuda_beacon_give(cuda_gpu *gpu, cuda_beacon *beacon) {
-    if (beacon != NULL) {
-        pthread_mutex_lock(&gpu->lock);
-        beacon->next = gpu->gates->unused;
-        gpu->gates->unused = beacon;
-        pthread_mutex_unlock(&gpu->lock);
-    }
 }
 
 static ddl_status cuda_device_gate_put(void *self, void *stream, void **out_gate) {
@@ -222,12 +184,14 @@ static void cuda_gates_close(cuda_gpu *gpu) {
 static void cuda_device_close(void *self) {
     cuda_gpu *gpu = self;
     cuda_guard guard;
-    bool used = gpu->gates != NULL || gpu->pool != NULL, inside = used && cuda_enter(gpu, &guard) == DDL_OK;
+    bool used = gpu->gates != NULL || gpu->pool != NULL;
+    bool inside = (used || gpu->has_beacons) && cuda_enter(gpu, &guard) == DDL_OK;
     if (used) {
         cuda_gates_close(gpu);
         gpu->cu.cuStreamSynchronize(gpu->stream);
         cuda_pool_close(gpu);
     }
+    cuda_beacons_give(gpu);
     if (inside) {
         cuda_leave(&guard);
     }

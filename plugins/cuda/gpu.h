@@ -38,6 +38,7 @@ typedef struct cuda_gpu {
     char name[96];
     CUuuid uuid;
     int32_t multiprocessors, capability; /* capability: 10 * major + minor */
+    bool asked_beacons, has_beacons;     /* it is a user of those of its number: mark.h */
     bool vmm;                            /* memory can be exported as a file descriptor */
     bool rdma;                           /* and such memory can be made for adapters to read (GPUDirect RDMA) */
     unsigned int flush;                  /* flag of a wait for a word that is written after data: gate.h, capture.h */

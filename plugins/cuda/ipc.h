@@ -542,7 +542,7 @@ static int32_t cuda_ipc_progress(void *self, int32_t expect) {
         atomic_store_explicit(&t->board->sleeping, 0, memory_order_relaxed);
         ssize_t n = read(t->bell, &rung, sizeof rung);
         (void)n; /* nothing rung is fine */
-        cuda_natives_ask(t);
+        cuda_natives_ask_next(t);
     }
     return cuda_ipc_work(t);
 }
@@ -594,7 +594,7 @@ static ddl_status cuda_ipc_arm(void *self, int *out_fd) {
     }
     atomic_store_explicit(&t->board->sleeping, 1, memory_order_relaxed);
     atomic_thread_fence(memory_order_seq_cst); /* sleeping, then a last look; cuda_ring has the other half */
-    cuda_natives_ask(t);
+    cuda_natives_ask_next(t);
     if (cuda_ipc_work(t) > 0) {
         return DDL_IN_PROGRESS;
     }

@@ -1,6 +1,6 @@
 /* native: collectives by the GPUs' own loads and stores, for ranks that reach each other's GPU memory. No kernel waits
- * for another rank, as ranks that share a GPU take turns on it: the hosts do, who see events happen and tell each other
- * in words of their boards. One operation of a set runs at a time, in five steps:
+ * for another rank, as ranks that share a GPU take turns on it: the hosts do, who see that work has ended (mark.h) and tell
+ * each other in words of their boards. One operation of a set runs at a time, in five steps:
  *
  *     ready     the input is there (an event on the user's stream), shared, and copied where it cannot be shared
  *     arrived   the arrival of every rank has been seen, with the same signature; nothing was written so far
@@ -118,7 +118,7 @@ static ddl_status cuda_native_stream(cuda_native *set, cuda_gpu *gpu) {
     CUstream stream = NULL;
     ddl_status status = cuda_check(gpu, cuda_stream_make(gpu, &stream), "making a stream");
     if (status == DDL_OK && set->stream_gpu != NULL) { /* nothing is on it: one operation runs at a time */
-        cuda_beacon_give(set->stream_gpu, set->beacon);
+        cuda_beacon_give(set->beacon);
         set->stream_gpu->cu.cuStreamDestroy(set->stream);
     }
     if (status == DDL_OK) {
@@ -136,6 +136,12 @@ static ddl_status cuda_op_mark(const cuda_native *set, cuda_op *op) {
 
 /* DDL_IN_PROGRESS until what was marked has happened. */
 static ddl_status cuda_op_marked(cuda_op *op) { return cuda_mark_look(op->gpu, &op->mark); }
+
+/* The same, where there are few looks. */
+static ddl_status cuda_op_asked(cuda_op *op) {
+    cuda_mark_ask_next(&op->mark);
+    return cuda_op_marked(op);
+}
 
 static ddl_status cuda_op_memory(cuda_op *op, uint64_t bytes, CUdeviceptr *out) {
     void *memory = NULL;
@@ -637,6 +643,10 @@ static ddl_status cuda_native_start(void *self, void *set_, const ddl_native_cal
         op->capture = t->host->alloc(t->host, sizeof *op->capture);
         status = op->capture != NULL ? DDL_OK : DDL_ERR_NOMEM;
     }
+    if (status == DDL_OK && set->count > 1 && !op->gpu->asked_beacons && cuda_enter(op->gpu, &guard) == DDL_OK) {
+        cuda_beacons_need(op->gpu); /* here, as the caller's gate for this operation is not closed yet */
+        cuda_leave(&guard);
+    }
     if (op->capture != NULL) {
         memset(op->capture, 0, sizeof *op->capture);
     } else if (status == DDL_OK && call->stream != NULL && !cuda_mark_is_put(&op->mark) &&
@@ -696,13 +706,14 @@ static void cuda_native_settle(cuda_native *set, cuda_op *op) {
     uint64_t until = t->host->now_ns(t->host) + CUDA_CANCEL_PATIENCE_NS, sequence = op->call.sequence;
     struct timespec nap = {0, 50000};
     /* before it is ready the event is of the user's stream, and nothing of ours is under way */
-    ddl_status status = op->step != cuda_ready_step ? cuda_op_marked(op) : DDL_OK;
-    for (; status == DDL_IN_PROGRESS && t->host->now_ns(t->host) < until; status = cuda_op_marked(op)) {
+    ddl_status status = op->step != cuda_ready_step ? cuda_op_asked(op) : DDL_OK;
+    for (; status == DDL_IN_PROGRESS && t->host->now_ns(t->host) < until; status = cuda_op_asked(op)) {
         nanosleep(&nap, NULL);
     }
-    if (status == DDL_IN_PROGRESS) { /* it stands behind a long kernel, and what it uses must not be unmapped */
+    /* what stands behind a long kernel, or was not seen to end, uses memory that must not be unmapped */
+    if (op->step != cuda_ready_step && (status == DDL_IN_PROGRESS || op->failure != DDL_OK)) {
         cuda_native_drain(set);
-        status = cuda_op_marked(op);
+        status = cuda_op_asked(op);
     }
     if (op->step == cuda_running_step && status == DDL_OK && op->failure == DDL_OK) {
         cuda_tell(set->own, CUDA_STATE, CUDA_DONE, sequence); /* others may wait here for this rank */
@@ -763,7 +774,7 @@ static void cuda_native_free(cuda_native *set) {
     }
     cuda_native_drain(set);
     if (set->stream_gpu != NULL && cuda_enter(set->stream_gpu, &guard) == DDL_OK) {
-        cuda_beacon_give(set->stream_gpu, set->beacon);
+        cuda_beacon_give(set->beacon);
         set->stream_gpu->cu.cuStreamDestroy(set->stream);
         cuda_leave(&guard);
     }
@@ -882,11 +893,11 @@ static int32_t cuda_natives_progress(cuda_ipc *t) {
     return events;
 }
 
-/* The next look asks the driver. */
-static void cuda_natives_ask(cuda_ipc *t) {
+/* The next look at each set asks the driver. */
+static void cuda_natives_ask_next(cuda_ipc *t) {
     for (cuda_native *set = t->natives == NULL ? NULL : t->natives->first; set != NULL; set = set->next) {
         if (set->head != NULL) {
-            cuda_mark_ask(&set->head->mark);
+            cuda_mark_ask_next(&set->head->mark);
         }
     }
 }

@@ -6,9 +6,9 @@
  *
  * Nobody waits for anybody: a sender that computes or is stopped stages nothing, and the receiver goes on by itself;
  * one that sleeps is woken. A sender begins when the receiver has; where ranks share cores, and the receiver may get its
- * turn only when this one waits, before: ping_pong of 128 KiB between ranks on one core takes 20 us so, else 28. It has
- * one window, for one message at a time. Pieces have stamps that never come again: a receiver that was stopped meanwhile
- * finds none of its own in a window that has gone on.
+ * turn only when this one waits, before. It has one window, for one message at a time: until a receiver for which one was
+ * staged ahead has come, other messages of this sender are read without help. Pieces have stamps that never come again: a
+ * receiver that was stopped meanwhile finds none of its own in a window that has gone on.
  */
 #ifndef SHM_HELP_H
 #define SHM_HELP_H
@@ -125,7 +125,7 @@ static bool shm_help_stage(shm *t, shm_helper *own, shm_help *h, const void *pay
     return atomic_load_explicit(&h->taking, memory_order_relaxed) != 0 && shm_help_next(t, own, h, payload, bytes);
 }
 
-/* A window's worth, before the receiver has begun. */
+/* A window's worth, before the receiver has begun. ping_pong of 128 KiB between ranks on one core: 38 -> 27 us. */
 static void shm_help_ahead(shm *t, shm_helper *own, shm_help *h, const void *payload, uint64_t bytes) {
     while (shm_help_next(t, own, h, payload, bytes)) {
     }
