@@ -18,6 +18,8 @@ static struct {
     uint64_t clock_ns;    /* the receiver's clock */
 } play;
 
+static shm_fetch *record_of(letter *l) { return (shm_fetch *)(uintptr_t)l->message.priv[SHM_NOTE_RECORD]; }
+
 static void in_the_middle(void) {
     play.reads++;
     for (int i = 0; i < play.help_turns; i++) {
@@ -228,8 +230,6 @@ TEST(a_helped_message_is_taken_back_in_the_middle) {
     }
 }
 
-static shm_fetch *record_of(letter *l) { return (shm_fetch *)(uintptr_t)l->message.priv[SHM_NOTE_RECORD]; }
-
 /* ---- ahead ---- */
 
 /* Where ranks share cores a sender stages a window before its receiver has begun, and does nothing more. */
@@ -262,26 +262,33 @@ TEST(where_ranks_share_cores_a_window_is_staged_ahead) {
     CHECK(play.reads > (int)SHM_HELP_ALONE);
 }
 
-/* The receiver has read nothing, or is in the middle of what is not staged. */
+/* The receiver has read nothing, or is in the middle of what is not staged. The window is the next message's then. */
 TEST(what_was_staged_ahead_is_taken_back) {
     for (int at = 0; at < 3; at++) {
         static endpoint e[2];
-        letter l;
+        letter l, next;
         begin(e, 2, 0);
         ((shm *)e[0].self)->crowded = true;
         play.letter = &l;
         play.recall_at = at;
         CHECK_EQ(post(&e[0], 1, &l, BYTES), DDL_IN_PROGRESS);
+        CHECK(record_of(&l)->help.window != 0);
+        CHECK_EQ(((shm *)e[0].self)->messages->helper.next, SHM_HELP_PIECES);
         if (at == 0) {
             e[0].transport->recall(e[0].self, 1, &l.message);
             l.borrowed = 0;
             memset(l.payload, 0xdd, BYTES);
+            CHECK_EQ(post(&e[0], 1, &next, BYTES - 1000), DDL_IN_PROGRESS);
+            CHECK(record_of(&next)->help.window != 0);
         }
-        DRIVE(e, 2, e[1].arrived[0] == 1) {}
+        DRIVE(e, 2, e[1].arrived[0] == (at == 0 ? 2 : 1)) {}
         progress_all(e, 2);
-        CHECK(at == 0 ? play.reads == 0 : play.reads >= at);
+        CHECK(at == 0 ? play.reads > 0 : play.reads >= at);
         CHECK(((shm *)e[0].self)->messages->helper.whom == NULL);
         letter_free(&l);
+        if (at == 0) {
+            letter_free(&next);
+        }
         end(e, 2);
     }
 }
