@@ -20,9 +20,9 @@
 
 #include "device.h"
 
-#include "gate.h"
-
 #include "mark.h"
+
+#include "gate.h"
 
 #include "module.h"
 
