@@ -113,7 +113,7 @@ typedef struct cuda_mark {
     CUstream stream;
     const _Atomic uint32_t *word; /* NULL: by the event alone */
     uint32_t value;               /* that it comes to, or passes */
-    int32_t looks;                /* at the word, so far */
+    int32_t looks;                /* at the word, without an event */
     CUevent event;                /* NULL: none */
     uint64_t asked_ns;            /* about that, last */
     bool wakes;                   /* and it rings when it happens: ipc.h */
@@ -196,7 +196,7 @@ static ddl_status cuda_mark_look(cuda_gpu *gpu, cuda_mark *mark) {
         return DDL_OK;
     }
     if (!cuda_mark_is_due(gpu, mark, &now)) {
-        mark->looks++;
+        mark->looks += mark->event == NULL; /* counted until there is one */
         return DDL_IN_PROGRESS;
     }
     mark->looks = 0;
