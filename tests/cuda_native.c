@@ -510,6 +510,47 @@ TEST(a_cancel_outlasts_what_was_launched) {
     clock_step_ns = 100000;
 }
 
+/* What failed, as far as this rank was told, is waited for before its memory goes. */
+TEST(what_failed_may_still_run) {
+    for (int trial = 0; trial < 10; trial++) {
+        call c = {.kind = DDL_ALL_REDUCE, .n = 3, .dtype = DDL_F32, .op = DDL_SUM, .count = 3000, .sequence = 1};
+        int32_t waits = -2;
+        make_ranks(3);
+        open_sets(3, 5);
+        prepare(&c);
+        for (int r = 0; r < 3; r++) {
+            start(&c, r, 8);
+        }
+        CUstream own = held = ((cuda_native *)ranks[0].set)->stream;
+        for (int i = 0; i < 10000 && own->to == 0; i++) {
+            step(&ranks[random_bits() % 3]);
+        }
+        REQUIRE(own->to > 0);
+        cuda_mark_ask_next(&((cuda_op *)ranks[0].op)->mark);
+        queries_fail = true;
+        stepping++;
+        CHECK_EQ(cuda_native_test(&ranks[0].t, ranks[0].set, ranks[0].op, 1, &waits), DDL_ERR_SYSTEM);
+        stepping--;
+        queries_fail = false;
+        CHECK(own->from < own->to);
+        cuda_native_cancel(&ranks[0].t, ranks[0].set, ranks[0].op);
+        ranks[0].op = NULL;
+        CHECK_EQ(own->from, own->to);
+        uint64_t begun = clock_ns;
+        for (int r = 1; r < 3; r++) {
+            if (ranks[r].op != NULL) {
+                cuda_native_cancel(&ranks[r].t, ranks[r].set, ranks[r].op);
+                ranks[r].op = NULL;
+            }
+        }
+        CHECK(clock_ns - begun < CUDA_CANCEL_PATIENCE_NS); /* nobody waits for it */
+        held = NULL;
+        run_all();
+        give_back(&c);
+        free_ranks(3);
+    }
+}
+
 /* A rank is killed before it comes, or in the middle: the others wait for nothing of it. */
 TEST(a_dead_rank_frees_the_others) {
     for (int trial = 0; trial < 160; trial++) { /* the last half on one GPU, where rank 0 does the work of all */

@@ -123,7 +123,11 @@ static CUresult event_destroy(CUevent e) {
     return free(e), CUDA_SUCCESS;
 }
 static CUresult event_record(CUevent e, CUstream s) { return e->stream = s, e->until = s->to, CUDA_SUCCESS; }
+static bool queries_fail; /* as of a GPU that has failed, which is told */
 static CUresult event_query(CUevent e) {
+    if (queries_fail) {
+        return CUDA_ERROR_LAUNCH_FAILED;
+    }
     if (random_bits() % 3 == 0) {
         run_one(e->stream);
     }
@@ -204,7 +208,9 @@ static void *host_alloc(const ddl_host *host, size_t bytes) { return (void)host,
 static void host_free(const ddl_host *host, void *memory) { (void)host, free(memory); }
 static void host_log(const ddl_host *host, ddl_log_level level, const char *line) {
     (void)host, (void)level;
-    test__fail(__FILE__, __LINE__, "unexpected: %s", line);
+    if (!queries_fail) {
+        test__fail(__FILE__, __LINE__, "unexpected: %s", line);
+    }
 }
 /* Who looks at the clock waits: the others go on meanwhile, as other threads would. */
 static uint64_t host_now(const ddl_host *host) {

@@ -230,24 +230,31 @@ static void cuda_event_give(cuda_gpu *gpu, CUevent event) {
     }
 }
 
+/* An event behind what is on the stream; NULL after a failure. The context is current. */
+static ddl_status cuda_event_put(cuda_gpu *gpu, CUstream stream, CUevent *out) {
+    ddl_status status = cuda_event_take(gpu, out);
+    if (status == DDL_OK) {
+        status = cuda_check(gpu, gpu->cu.cuEventRecord(*out, stream), "recording an event");
+        if (status != DDL_OK) {
+            cuda_event_give(gpu, *out);
+        }
+    }
+    *out = status == DDL_OK ? *out : NULL;
+    return status;
+}
+
 static ddl_status cuda_device_event_record(void *self, void *stream, void **out_event) {
     cuda_gpu *gpu = self;
     cuda_guard guard;
     CUevent event = NULL;
     ddl_status status = cuda_enter(gpu, &guard);
-    if (status != DDL_OK) {
-        return status;
-    }
-    status = cuda_event_take(gpu, &event);
     if (status == DDL_OK) {
-        status = cuda_check(gpu, gpu->cu.cuEventRecord(event, cuda_stream_of(gpu, stream)), "recording an event");
-        if (status != DDL_OK) {
-            cuda_event_give(gpu, event);
-        } else {
-            *out_event = event;
-        }
+        status = cuda_event_put(gpu, cuda_stream_of(gpu, stream), &event);
+        cuda_leave(&guard);
     }
-    cuda_leave(&guard);
+    if (status == DDL_OK) {
+        *out_event = event;
+    }
     return status;
 }
 

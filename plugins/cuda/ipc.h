@@ -578,7 +578,7 @@ static bool cuda_ipc_wake_at(cuda_ipc *t, cuda_gpu *gpu, cuda_mark *mark) {
     cuda_guard guard;
     ddl_status status = DDL_OK;
     if (mark->word != NULL && mark->event == NULL && (status = cuda_enter(gpu, &guard)) == DDL_OK) {
-        status = cuda_mark_record(gpu, mark);
+        status = cuda_event_put(gpu, mark->stream, &mark->event);
         cuda_leave(&guard);
     }
     return status == DDL_OK && cuda_ipc_wake_after(t, gpu, mark->event, &mark->wakes);

@@ -124,24 +124,11 @@ static cuda_mark cuda_mark_of(CUevent event) { return (cuda_mark){.event = event
 
 static bool cuda_mark_is_put(const cuda_mark *mark) { return mark->word != NULL || mark->event != NULL; }
 
-/* The event of a mark, where it has none: behind it on its stream, which is soon enough. The context is current. */
-static ddl_status cuda_mark_record(cuda_gpu *gpu, cuda_mark *mark) {
-    ddl_status status = mark->event == NULL ? cuda_event_take(gpu, &mark->event) : DDL_OK;
-    if (status == DDL_OK) {
-        status = cuda_check(gpu, gpu->cu.cuEventRecord(mark->event, mark->stream), "recording an event");
-    }
-    if (status != DDL_OK && mark->event != NULL) {
-        cuda_event_give(gpu, mark->event);
-        mark->event = NULL;
-    }
-    return status;
-}
-
 /* Behind what is on the stream; beacon: of that stream, or NULL. The context is current. */
 static ddl_status cuda_mark_put(cuda_gpu *gpu, cuda_beacon *beacon, CUstream stream, cuda_mark *out) {
     *out = (cuda_mark){.stream = stream};
     if (beacon == NULL || gpu->cu.cuStreamWriteValue32(stream, beacon->there, beacon->last + 1, 0) != CUDA_SUCCESS) {
-        return cuda_mark_record(gpu, out);
+        return cuda_event_put(gpu, stream, &out->event);
     }
     out->word = beacon->word;
     out->value = ++beacon->last;
@@ -168,14 +155,15 @@ static bool cuda_mark_is_due(const cuda_gpu *gpu, const cuda_mark *mark, uint64_
     return mark->event != NULL ? *now - mark->asked_ns >= pause : mark->looks >= CUDA_LOOKS;
 }
 
-/* Asks about the event, which a mark that is a word gets for that. Where there is no memory for one, the word will do. */
+/* Asks about the event, which a mark that is a word gets for that: behind it on its stream, which is soon enough. Where there is
+ * no memory for one, the word will do. */
 static ddl_status cuda_mark_ask(cuda_gpu *gpu, cuda_mark *mark) {
     cuda_guard guard;
     ddl_status status = cuda_enter(gpu, &guard);
     if (status != DDL_OK) {
         return status;
     }
-    status = mark->event == NULL ? cuda_mark_record(gpu, mark) : DDL_OK;
+    status = mark->event == NULL ? cuda_event_put(gpu, mark->stream, &mark->event) : DDL_OK;
     bool without = status == DDL_ERR_NOMEM && mark->word != NULL;
     if (status == DDL_OK) {
         status = cuda_check(gpu, gpu->cu.cuEventQuery(mark->event), "work on a stream");

@@ -717,7 +717,7 @@ static void cuda_native_settle(cuda_native *set, cuda_op *op) {
     }
     if (op->step == cuda_running_step && status == DDL_OK && op->failure == DDL_OK) {
         cuda_tell(set->own, CUDA_STATE, CUDA_DONE, sequence); /* others may wait here for this rank */
-    } else if (op->step == cuda_ring_step && status != DDL_IN_PROGRESS) {
+    } else if ((op->step == cuda_ring_step || op->step == cuda_running_step) && status != DDL_IN_PROGRESS) {
         cuda_tell(set->own, CUDA_STATE, CUDA_LAUNCHED, sequence - 1); /* likewise, and its result is not complete */
     }
     for (int32_t j = 0; j < set->count; j++) {

@@ -8,8 +8,7 @@
  * one that sleeps is woken. A sender begins when the receiver has; where ranks share cores, and the receiver may get its
  * turn only when this one waits, before. It has one window, for one message at a time: until a receiver for which one was
  * staged ahead has come, other messages of this sender are read without help. Pieces have stamps that never come again: a
- * receiver that was stopped meanwhile finds none of its own in a window that has gone on.
- */
+ * receiver that was stopped meanwhile finds none of its own in a window that has gone on. */
 #ifndef SHM_HELP_H
 #define SHM_HELP_H
 
