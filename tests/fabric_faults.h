@@ -8,16 +8,18 @@
 
 enum {
     CALL_GETINFO, CALL_DUPINFO, CALL_FABRIC, CALL_DOMAIN, CALL_AV_OPEN, CALL_CQ_OPEN, CALL_ENDPOINT, CALL_EP_BIND,
-    CALL_ENABLE, CALL_CONTROL, CALL_GETNAME, CALL_AV_INSERT, CALL_AV_LOOKUP, CALL_AV_REMOVE, CALL_MR_REG, CALL_RECV,
+    CALL_ENABLE, CALL_CONTROL, CALL_GETNAME, CALL_AV_INSERT, CALL_AV_REMOVE, CALL_MR_REG, CALL_RECV,
     CALL_SEND, CALL_INJECT, CALL_READ, CALL_CQ_READ, CALL_CQ_READERR, CALL_TRYWAIT, CALL_CLOSE, CALL_EQ_OPEN, CALL_EQ_READ,
-    CALL_EQ_READERR, CALL_MR_BIND, CALL_MR_ENABLE, CALLS
+    CALL_EQ_READERR, CALL_MR_BIND, CALL_MR_ENABLE, CALL_SRX, CALL_PASSIVE_EP, CALL_PEP_BIND, CALL_LISTEN, CALL_CONNECT, CALL_ACCEPT,
+    CALL_REJECT, CALLS
 };
 
 static const char *const call_names[CALLS] = {
     "fi_getinfo", "fi_dupinfo", "fi_fabric", "fi_domain", "fi_av_open", "fi_cq_open", "fi_endpoint", "fi_ep_bind",
-    "fi_enable", "fi_control", "fi_getname", "fi_av_insert", "fi_av_lookup", "fi_av_remove", "fi_mr_reg", "fi_trecv",
-    "fi_tsend", "fi_tinject", "fi_read", "fi_cq_read", "fi_cq_readerr", "fi_trywait", "fi_close", "fi_eq_open", "fi_eq_read",
-    "fi_eq_readerr", "fi_mr_bind", "fi_mr_enable"};
+    "fi_enable", "fi_control", "fi_getname", "fi_av_insert", "fi_av_remove", "fi_mr_reg", "fi_recv",
+    "fi_send", "fi_inject", "fi_read", "fi_cq_read", "fi_cq_readerr", "fi_trywait", "fi_close", "fi_eq_open", "fi_eq_read",
+    "fi_eq_readerr", "fi_mr_bind", "fi_mr_enable", "fi_srx_context", "fi_passive_ep", "fi_pep_bind", "fi_listen", "fi_connect", "fi_accept",
+    "fi_reject"};
 
 static struct {
     int calls[CALLS]; /* so far */
@@ -84,8 +86,8 @@ static void faulty_library(fabric_library *lib) {
     lib->fabric = faulty_fabric;
 }
 
-static const char *faulty_library_open(fabric_library *lib, const char *ports, int sockets) {
-    const char *why = fabric_library_open(lib, ports, sockets);
+static const char *faulty_library_open(fabric_library *lib, const char *ports) {
+    const char *why = fabric_library_open(lib, ports);
     if (why == NULL) {
         faulty_library(lib);
     }
@@ -98,7 +100,13 @@ static int faulty_close(struct fid *fid) {
     return CALL_OR_FAIL(CALL_CLOSE, result);
 }
 
-#define fabric_library_open(lib, ports, sockets) faulty_library_open(lib, ports, sockets)
+/* What comes with a call of a peer's is ours to free. */
+static ssize_t call_event(ssize_t n, const uint32_t *event) {
+    call_faults.objects += n > 0 && *event == FI_CONNREQ;
+    return n;
+}
+
+#define fabric_library_open(lib, ports) faulty_library_open(lib, ports)
 #define fi_close(fid) faulty_close(fid)
 #define fi_domain(f, info, out, c) OPEN_OR_FAIL(CALL_DOMAIN, fi_domain(f, info, out, c))
 #define fi_av_open(d, attr, out, c) OPEN_OR_FAIL(CALL_AV_OPEN, fi_av_open(d, attr, out, c))
@@ -109,19 +117,25 @@ static int faulty_close(struct fid *fid) {
 #define fi_control(fid, command, arg) CALL_OR_FAIL(CALL_CONTROL, fi_control(fid, command, arg))
 #define fi_getname(fid, to, bytes) CALL_OR_FAIL(CALL_GETNAME, fi_getname(fid, to, bytes))
 #define fi_av_insert(av, a, n, to, f, c) CALL_OR_FAIL(CALL_AV_INSERT, fi_av_insert(av, a, n, to, f, c))
-#define fi_av_lookup(av, a, name, n) CALL_OR_FAIL(CALL_AV_LOOKUP, fi_av_lookup(av, a, name, n))
 #define fi_av_remove(av, a, n, f) CALL_OR_FAIL(CALL_AV_REMOVE, fi_av_remove(av, a, n, f))
 #define fi_mr_reg(d, b, n, a, o, k, f, m, c) OPEN_OR_FAIL(CALL_MR_REG, fi_mr_reg(d, b, n, a, o, k, f, m, c))
-#define fi_trecv(ep, b, n, d, at, t, i, c) CALL_OR_FAIL(CALL_RECV, fi_trecv(ep, b, n, d, at, t, i, c))
-#define fi_tsend(ep, b, n, d, at, t, c) CALL_OR_FAIL(CALL_SEND, fi_tsend(ep, b, n, d, at, t, c))
-#define fi_tinject(ep, b, n, at, t) CALL_OR_FAIL(CALL_INJECT, fi_tinject(ep, b, n, at, t))
+#define fi_recv(ep, b, n, d, at, c) CALL_OR_FAIL(CALL_RECV, fi_recv(ep, b, n, d, at, c))
+#define fi_send(ep, b, n, d, at, c) CALL_OR_FAIL(CALL_SEND, fi_send(ep, b, n, d, at, c))
+#define fi_inject(ep, b, n, at) CALL_OR_FAIL(CALL_INJECT, fi_inject(ep, b, n, at))
+#define fi_srx_context(d, attr, out, c) OPEN_OR_FAIL(CALL_SRX, fi_srx_context(d, attr, out, c))
+#define fi_passive_ep(f, info, out, c) OPEN_OR_FAIL(CALL_PASSIVE_EP, fi_passive_ep(f, info, out, c))
+#define fi_pep_bind(ep, fid, flags) CALL_OR_FAIL(CALL_PEP_BIND, fi_pep_bind(ep, fid, flags))
+#define fi_listen(ep) CALL_OR_FAIL(CALL_LISTEN, fi_listen(ep))
+#define fi_connect(ep, at, param, n) CALL_OR_FAIL(CALL_CONNECT, fi_connect(ep, at, param, n))
+#define fi_accept(ep, param, n) CALL_OR_FAIL(CALL_ACCEPT, fi_accept(ep, param, n))
+#define fi_reject(ep, id, param, n) CALL_OR_FAIL(CALL_REJECT, fi_reject(ep, id, param, n))
 #define fi_read(ep, b, n, d, at, a, k, c) CALL_OR_FAIL(CALL_READ, fi_read(ep, b, n, d, at, a, k, c))
 #define fi_cq_read(cq, to, n) CALL_OR_FAIL(CALL_CQ_READ, fi_cq_read(cq, to, n))
 #define fi_cq_readerr(cq, to, f) CALL_OR_FAIL(CALL_CQ_READERR, fi_cq_readerr(cq, to, f))
 #define fi_eq_open(f, attr, out, c) OPEN_OR_FAIL(CALL_EQ_OPEN, fi_eq_open(f, attr, out, c))
 /* There is never an error to read but where that is what fails. */
 #define fi_eq_read(eq, event, to, n, f)                                                                                \
-    CALL_OR_FAIL(CALL_EQ_READ, call_faults.which == CALL_EQ_READERR ? -FI_EAVAIL : fi_eq_read(eq, event, to, n, f))
+    CALL_OR_FAIL(CALL_EQ_READ, call_faults.which == CALL_EQ_READERR && call_faults.calls[CALL_EQ_READERR] < call_faults.at ? -FI_EAVAIL : call_event(fi_eq_read(eq, event, to, n, f), event))
 #define fi_eq_readerr(eq, to, f) CALL_OR_FAIL(CALL_EQ_READERR, fi_eq_readerr(eq, to, f))
 #define fi_mr_bind(mr, to, f) CALL_OR_FAIL(CALL_MR_BIND, 0)
 #define fi_mr_enable(mr) CALL_OR_FAIL(CALL_MR_ENABLE, 0)

@@ -51,8 +51,8 @@ static int hmem_av_remove(struct fid_av *av, fi_addr_t *at, size_t count, uint64
     return hmem.old ? 0 : fi_av_remove(av, at, count, flags);
 }
 
-static const char *hmem_library_open(fabric_library *lib, const char *ports, int sockets) {
-    const char *why = fabric_library_open(lib, ports, sockets);
+static const char *hmem_library_open(fabric_library *lib, const char *ports) {
+    const char *why = fabric_library_open(lib, ports);
     if (why == NULL) {
         hmem_real_getinfo = lib->getinfo;
         hmem_real_dupinfo = lib->dupinfo;
@@ -118,7 +118,7 @@ static ssize_t hmem_read(struct fid_ep *ep, void *to, size_t bytes, void *desc, 
     return fi_read(ep, hmem_at(to), bytes, desc, at, from, key, context);
 }
 
-#define fabric_library_open(lib, ports, sockets) hmem_library_open(lib, ports, sockets)
+#define fabric_library_open(lib, ports) hmem_library_open(lib, ports)
 #define fi_domain(f, info, out, c) hmem_domain(f, info, out, c)
 #define fi_endpoint(d, info, out, c) hmem_endpoint(d, info, out, c)
 #define fi_mr_regattr(d, attr, f, out) hmem_regattr(d, attr, f, out)

@@ -265,8 +265,8 @@ TEST(a_peer_dies_and_the_library_is_old) {
 
 /* ---- no ---- */
 
-static void refused(const char *setting, const char *sentence) {
-    endpoint *e = pair_open(setting, NULL);
+static void refused(const char *first, const char *second, const char *sentence) {
+    endpoint *e = pair_open(first, second);
     uint8_t bytes[64];
     void *handle = NULL;
     ddl_memory_key key;
@@ -282,12 +282,12 @@ static void refused(const char *setting, const char *sentence) {
 TEST(refusals_are_said_once) {
     NEED_LIBFABRIC();
     hmem.refuses = 1;
-    refused("FABRIC_FORCE_MR=local", "No data available");
+    refused("FABRIC_FORCE_MR=local", NULL, "No data available");
     hmem.refuses = 0;
-    refused(NULL, "it is software");
-    refused("FABRIC_FORCE_NO_RMA=1", "it has no reads");
+    refused(NULL, NULL, "it is software");
+    refused("FABRIC_FORCE_MR=local", "FABRIC_FORCE_NO_RMA=1", "it has no reads");
     world_device = "standin";
-    refused("FABRIC_FORCE_MR=local", "CUDA alone");
+    refused("FABRIC_FORCE_MR=local", NULL, "CUDA alone");
     world_device = "cuda";
 }
 

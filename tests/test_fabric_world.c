@@ -96,6 +96,6 @@ TEST(many_ranks_in_one_job) {
      * that are too small to be read. */
     uint64_t peers = 2 * (uint64_t)log2_up(n);
     for (int i = 0; i < n; i++) {
-        CHECK(w.memory[i] > 5134 << 10 && w.memory[i] <= ((5134 + 1668 * peers) << 10) + OTHERS_BYTES);
+        CHECK(w.memory[i] > 3085 << 10 && w.memory[i] <= ((3085 + 643 * peers) << 10) + OTHERS_BYTES);
     }
 }

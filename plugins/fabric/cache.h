@@ -1,5 +1,5 @@
 /* cache: registrations that outlast the message they were made for, where pinning costs: adapters, not software
- * (reads_apart), whose registrations are an entry in a table, and whose keys are moved to copies (fabric_offer_move).
+ * whose registrations are an entry in a table, and whose keys are moved to copies (fabric_offer_move).
  *
  * A region must never stand for memory that was freed and mapped again: same address, other pages, and the adapter goes on
  * with the old ones. So only that is kept whose identity somebody knows (host->allocation): memory of the library's own
@@ -142,7 +142,7 @@ static void fabric_cache_add(fabric_self *s, fabric_region *r, uint64_t id) {
 /* Whose memory that is; 0: nobody knows, so that nothing is kept of it. */
 static int fabric_identity(fabric_self *s, const void *at, uint64_t bytes, int32_t device, ddl_allocation *out) {
     const char *plugin = device == FABRIC_HOST ? NULL : s->device;
-    return s->cache.most > 0 && !s->reads_apart && DDL_HAS(s->host, allocation) &&
+    return s->cache.most > 0 && !s->unread && !s->connects && DDL_HAS(s->host, allocation) &&
            s->host->allocation(s->host, plugin, device == FABRIC_HOST ? 0 : device, at, bytes, out) == DDL_OK;
 }
 
@@ -280,8 +280,8 @@ static const char *fabric_describe(void *self, int32_t peer) {
     if (!s->address.has_rma) {
         return "large payloads are sent in pieces";
     }
-    if (s->reads_apart) {
-        return "large payloads are read in place, by connections of their own";
+    if (s->connects) {
+        return "large payloads go into their place, by connections of their own";
     }
     snprintf(s->described, sizeof s->described, "large payloads are read in place; of %llu registrations that were kept "
              "%llu are (%.1f MiB), used again %llu times", (unsigned long long)c->made, (unsigned long long)c->count,

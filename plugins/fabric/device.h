@@ -1,7 +1,7 @@
 /* device: messages between tensors on devices, where the provider has FI_HMEM. The core offers them and tells the key; here
  * memory is registered, and read from a peer's straight into a device's.
  *
- * Only adapters do that (not reads_apart). A sender that gives a matched message up while its receiver is about to read
+ * Only adapters do that (not sockets). A sender that gives a matched message up while its receiver is about to read
  * has the region closed (memory_forget), so that the read fails; unless another message uses the region just then, or the
  * provider keeps it below us (verbs does): then the read may see what the owner has written there since. */
 #ifndef FABRIC_DEVICE_H
@@ -63,7 +63,7 @@ static void fabric_get_pull(fabric_self *s, fabric_get *g) {
     while (g->asked < g->bytes && !g->failed && !s->failed) {
         uint64_t left = g->bytes - g->asked, bytes = left < part ? left : part;
         int32_t rail = (int32_t)(g->asked / part % (uint64_t)s->rail_count);
-        fabric_slot *slot = fabric_read_slot(s);
+        fabric_slot *slot = fabric_read_slot(s, FABRIC_READ);
         if (slot == NULL) {
             g->failed = 1;
             return;

@@ -2,12 +2,12 @@
  *
  *     cc -std=c11 -O2 -fPIC -shared -fvisibility=hidden -o libddl-fabric.so plugins/fabric/fabric.c
  *
- * Read library.h, state.h, memory.h, cache.h, rail.h, link.h, message.h, receive.h, device.h, wait.h, select.h in this order; this file is the
- * settings and the table. DDL_TRANSPORTS=fabric, fabric:tcp, fabric:verbs or fabric:efa uses it.
+ * Read library.h, state.h, memory.h, cache.h, rail.h, connect.h, link.h, message.h, receive.h, device.h, wait.h, select.h in this
+ * order; this file is the settings and the table. DDL_TRANSPORTS=fabric, fabric:tcp, fabric:verbs or fabric:efa uses it.
  *
- * A message of up to 32 KiB is copied into registered buffers of 16 KiB and sent (over sockets 256, in one); of a larger one
- * the receiver reads the payload straight into its place (fi_read). What a peer may have under way is bounded by credit, and messages carry
- * numbers, so that they are handed on in order also where the provider does not keep it.
+ * A message of up to 32 KiB is copied into registered buffers of 16 KiB and sent; of a larger one the receiver reads the
+ * payload straight into its place (fi_read), or, over sockets, it comes by a connection of its own. What a peer may have under way
+ * is bounded by credit, and messages carry numbers, so that they are handed on in order also where the provider does not keep it.
  *
  * Settings, each of one rank; ranks whose provider, protocol or buffers differ cannot reach each other:
  *     DDL_FABRIC_PROVIDER      efa, verbs, tcp or any other name of fi_info
@@ -15,8 +15,7 @@
  *     DDL_FABRIC_INTERFACE     one network interface by its name; else DDL_INTERFACE
  *     DDL_FABRIC_SUBNET        adapters with an address in 10.1.0.0/16
  *     DDL_FABRIC_RAILS         1; so many adapters share what is read
- *     DDL_FABRIC_OFFER_BYTES   32K; payloads above are read by the receiver; over sockets 256K, or 128K where the peer has no
- *                              large buffer free
+ *     DDL_FABRIC_OFFER_BYTES   32K; payloads above are not copied
  *     DDL_FABRIC_CACHE         512; so many registrations are kept at most, 0: none (cache.h)
  *     DDL_FABRIC_CACHE_BYTES   4G; and so many bytes
  *     DDL_FABRIC_PROGRESS      auto or manual; the provider's own choice without it
@@ -132,8 +131,7 @@ static int fabric_settings_read(fabric_self *s) {
     s->force_no_rma = fabric_setting_on(host, "FABRIC_FORCE_NO_RMA");
     s->force_no_wait = fabric_setting_on(host, "FABRIC_FORCE_NO_WAIT");
     s->force_events = fabric_setting_on(host, "FABRIC_FORCE_EVENTS");
-    s->offer_bytes = UINT64_MAX; /* as the provider is: fabric_attributes */
-    s->readers_left = FABRIC_READERS;
+    s->offer_bytes = FABRIC_OFFER_BYTES;
     s->max_read = 1u << 30;
     s->cache.most = FABRIC_REGIONS;
     s->cache.most_bytes = FABRIC_REGION_BYTES;
@@ -158,23 +156,12 @@ static void fabric_attributes(fabric_self *s) {
                  !s->force_unordered;
     uint64_t most = info->ep_attr->max_msg_size;
     int sockets = fabric_is_sockets(info);
-    s->reads_apart = sockets && (s->mr_mode & (FI_MR_LOCAL | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR)) == 0;
+    s->unread = sockets && !s->connects && (s->mr_mode & (FI_MR_LOCAL | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR)) == 0;
     s->max_read = most < s->max_read ? most : s->max_read;
-    s->slot_bytes = sockets ? fabric_library_buffer() : FABRIC_SLOT_BYTES;
+    s->slot_bytes = s->connects ? FABRIC_SLOT_CONNECTED : FABRIC_SLOT_BYTES;
     s->slot_bytes = s->max_read < s->slot_bytes ? s->max_read & ~(uint64_t)15 : s->slot_bytes;
-    /* What ofi_rxm does not send at once it sends by a rendezvous of its own, and later messages come before it. */
-    int rxm = strstr(info->fabric_attr->prov_name, ";ofi_rxm") != NULL;
-    uint64_t whole = rxm ? fabric_library_eager() : s->max_read;
-    whole = whole < s->max_read ? whole : s->max_read;
-    if (s->reads_apart && s->offer_bytes == UINT64_MAX && s->rail_count == 1 &&
-        whole >= FABRIC_LARGE_BYTES + FABRIC_HEADS_BYTES) {
-        s->large_bytes = FABRIC_LARGE_BYTES + FABRIC_HEADS_BYTES;
-    }
-    if (s->offer_bytes == UINT64_MAX) {
-        s->offer_bytes = sockets ? FABRIC_SOCKETS_OFFER_BYTES : FABRIC_OFFER_BYTES;
-    }
     s->inject_bytes = fabric_setting_on(s->host, "FABRIC_FORCE_NO_INJECT") ? 0 : info->tx_attr->inject_size;
-    s->receive_limit = (int32_t)(info->rx_attr->size < 65536 ? info->rx_attr->size : 65536);
+    s->receive_limit = s->connects ? FABRIC_RECEIVES : (int32_t)(info->rx_attr->size < 65536 ? info->rx_attr->size : 65536);
     s->speed = info->nic != NULL && info->nic->link_attr != NULL ? info->nic->link_attr->speed / 8 : 0;
     s->faster = !fabric_is_sockets(info) && !fabric_is_software(info);
 }
@@ -193,15 +180,12 @@ static void fabric_tell_port(fabric_self *s, int32_t rail, const void *name, siz
 static ddl_status fabric_address_make(fabric_self *s) {
     fabric_address *a = &s->address;
     const struct fi_info *info = s->rails[0].info;
-    a->version = 3;
-    a->has_rma = !s->force_no_rma && (info->caps & FI_RMA) != 0;
-    if (s->reads_apart && (!fabric_provider_is(info, "tcp") || fabric_library_moves())) {
-        a->has_rma = 0; /* what is given up might go on nevertheless: see fabric_readers_abandon */
-    }
+    a->version = 4;
+    a->has_rma = !s->force_no_rma && (s->connects || (info->caps & FI_RMA) != 0);
+    a->has_rma &= !s->unread;
     snprintf(a->provider, sizeof a->provider, "%s", info->fabric_attr->prov_name);
     a->protocol = info->ep_attr->protocol;
     a->slot_bytes = (uint32_t)s->slot_bytes;
-    a->eager_bytes = fabric_is_sockets(info) ? (uint32_t)fabric_library_eager() : 0;
     if (getrandom(a->nonce, sizeof a->nonce, 0) != (ssize_t)sizeof a->nonce ||
         getrandom(&s->key_next, sizeof s->key_next, 0) != (ssize_t)sizeof s->key_next) {
         return DDL_ERR_SYSTEM;
@@ -209,7 +193,7 @@ static ddl_status fabric_address_make(fabric_self *s) {
     size_t used = 0;
     for (int32_t i = 0; i < s->rail_count; i++) {
         size_t bytes = sizeof a->names - used;
-        int result = fi_getname(&s->rails[i].ep->fid, a->names + used, &bytes);
+        int result = fi_getname(s->connects ? &s->rails[i].listener->fid : &s->rails[i].ep->fid, a->names + used, &bytes);
         if (result == -FI_ETOOSMALL && i > 0) { /* peers are told only as many as there is room for */
             fabric_log(s, DDL_LOG_INFO, "%d of %d rails are used: there is no room to tell peers of more", i,
                        s->rail_count);
@@ -242,12 +226,10 @@ static ddl_status fabric_address_of(void *self, void *out_address, size_t *bytes
 /* Ranks that see different adapters are told so, once. */
 static ddl_status fabric_unequal(fabric_self *s, int32_t peer, const fabric_address *a) {
     fabric_log(s, s->told_unequal ? DDL_LOG_DEBUG : DDL_LOG_WARN,
-               "rank %d uses %.20s (protocol %u, %d rails, messages of %u bytes, up to %u at once), rank %d %.20s (%u, %d, "
-               "%u, %u): they cannot reach each other this way; set DDL_TRANSPORTS or DDL_FABRIC_PROVIDER to what all "
-               "have (fabric:tcp named on all ranks makes their buffers equal), and FI_OFI_RXM_* alike", peer, a->provider,
-               (unsigned)a->protocol, a->rails, (unsigned)a->slot_bytes, (unsigned)a->eager_bytes, s->rank,
-               s->address.provider, (unsigned)s->address.protocol, s->address.rails, (unsigned)s->address.slot_bytes,
-               (unsigned)s->address.eager_bytes);
+               "rank %d uses %.20s (protocol %u, %d rails, messages of %u bytes), rank %d %.20s (%u, %d, %u): they cannot reach "
+               "each other this way; set DDL_TRANSPORTS or DDL_FABRIC_PROVIDER to what all have", peer, a->provider,
+               (unsigned)a->protocol, a->rails, (unsigned)a->slot_bytes, s->rank, s->address.provider,
+               (unsigned)s->address.protocol, s->address.rails, (unsigned)s->address.slot_bytes);
     s->told_unequal = 1;
     return DDL_ERR_UNSUPPORTED;
 }
@@ -274,14 +256,16 @@ static ddl_status fabric_add_peer(void *self, int32_t peer, const void *address,
     p->same_host = peer_host_id != NULL && strcmp(peer_host_id, s->host_id) == 0;
     if (a.version != s->address.version || strcmp(a.provider, s->address.provider) != 0 ||
         a.protocol != s->address.protocol || a.slot_bytes != s->address.slot_bytes ||
-        a.eager_bytes != s->address.eager_bytes || a.rails != s->address.rails || a.name_bytes != s->address.name_bytes || (size_t)a.name_bytes * a.rails > sizeof a.names ||
+        a.rails != s->address.rails || a.name_bytes != s->address.name_bytes || (size_t)a.name_bytes * a.rails > sizeof a.names ||
         a.has_rma != s->address.has_rma) {
         return fabric_unequal(s, peer, &a);
     }
     if ((!s->authenticated && !p->same_host) || fabric_is_far_loopback(s, &a, p->same_host)) {
         return DDL_ERR_UNSUPPORTED;
     }
-    for (int32_t i = 0; i < s->rail_count; i++) {
+    memcpy(p->names, a.names, sizeof p->names);
+    p->at[0] = s->connects ? 0 : FI_ADDR_NOTAVAIL;
+    for (int32_t i = 0; i < s->rail_count && !s->connects; i++) {
         if (fi_av_insert(s->rails[i].av, a.names + (size_t)i * a.name_bytes, 1, &p->at[i], 0, NULL) != 1) {
             fabric_log(s, DDL_LOG_WARN, "the address of rank %d is not taken by %s", peer, s->address.provider);
             return DDL_ERR_UNSUPPORTED;
@@ -313,10 +297,7 @@ static ddl_status fabric_allocate(fabric_self *s, const char *host_id) {
         }
     }
     ddl_status status = fabric_block_make(s, FABRIC_SEND_SLOTS, s->slot_bytes, FABRIC_SEND, &s->send_free);
-    if (status == DDL_OK && s->large_bytes > 0) {
-        status = fabric_block_make(s, FABRIC_LARGE_SENDS, s->large_bytes, FABRIC_SEND, &s->large_free);
-    }
-    if (status == DDL_OK && fabric_receives_add(s, FABRIC_BASE_SLOTS, s->slot_bytes) == 0) {
+    if (status == DDL_OK && fabric_receives_add(s, FABRIC_BASE_SLOTS) == 0) {
         status = DDL_ERR_NOMEM;
     }
     return status;
@@ -337,13 +318,16 @@ static ddl_status fabric_objects(fabric_self *s, const ddl_transport_params *par
     if (!fabric_settings_read(s) || !fabric_settings_wish(s, params, &wish)) {
         return DDL_ERR_CONFIG;
     }
-    int sockets = wish.provider != NULL ? strncmp(wish.provider, "tcp", 3) == 0 : !fabric_any_device();
-    const char *why = fabric_library_open(&s->lib, fabric_setting(s->host, "PORT_RANGE"), sockets);
+    const char *why = fabric_library_open(&s->lib, fabric_setting(s->host, "PORT_RANGE"));
     if (why != NULL) {
         fabric_log(s, s->asked ? DDL_LOG_WARN : DDL_LOG_INFO, "%s", why);
         return DDL_ERR_UNSUPPORTED;
     }
     ddl_status status = fabric_select(s, &wish);
+    if (status != DDL_OK) {
+        return status;
+    }
+    status = fabric_connects_select(s, &wish);
     if (status != DDL_OK) {
         return status;
     }
@@ -356,6 +340,9 @@ static ddl_status fabric_objects(fabric_self *s, const ddl_transport_params *par
         return DDL_ERR_UNSUPPORTED;
     }
     fabric_hmem_tell(s);
+    if (s->connects) {
+        return fabric_connections_open(s);
+    }
     for (int32_t i = 0; i < s->rail_count && status == DDL_OK; i++) {
         status = fabric_rail_open(s, &s->rails[i], (size_t)s->world_size);
     }
@@ -379,11 +366,17 @@ static void fabric_drain(fabric_rail *r) {
 
 /* Receives refer to slots until the endpoint is closed; regions that are bound to it go before it. */
 static void fabric_free(fabric_self *s) {
-    fabric_readers_close(s);
     fabric_cache_close(s);
     for (fabric_block *b = s->blocks; b != NULL && (s->mr_mode & FI_MR_ENDPOINT) != 0; b = b->next) {
         fabric_mr_close(&b->mr);
     }
+    for (fabric_link *l = s->links; l != NULL; l = l->next) {
+        fabric_ways_close(s, l);
+    }
+    if (s->shared != NULL) {
+        fi_close(&s->shared->fid);
+    }
+    s->host->free(s->host, s->scratch);
     for (int32_t i = 0; i < s->rail_count; i++) {
         if (s->rails[i].ep != NULL) {
             fabric_drain(&s->rails[i]);

@@ -14,7 +14,6 @@
 #include <rdma/fi_eq.h>
 #include <rdma/fi_errno.h>
 #include <rdma/fi_rma.h>
-#include <rdma/fi_tagged.h>
 
 #include <dlfcn.h>
 #include <signal.h>
@@ -25,10 +24,10 @@
 /* What we ask for, and the oldest library that gives it: what is written here is in all from 1.14 to 2.x. */
 #define FABRIC_API FI_VERSION(1, 14)
 
-enum { FABRIC_SLOT_BYTES = 16384 }; /* the buffers of ofi_rxm: more costs it a round trip of its own; */
-enum { FABRIC_HEADS_BYTES = 128 };    /* room for the heads before a payload */
-#define FABRIC_SOCKETS_BUFFER "32896" /* the buffers that it is given over sockets: 32 KiB and the heads before them */
-#define FABRIC_SOCKETS_EAGER "262272" /* what it sends without a round trip there: 256 KiB and the heads */
+enum {
+    FABRIC_SLOT_BYTES = 16384,           /* the buffers of ofi_rxm: more costs it a round trip of its own */
+    FABRIC_SLOT_CONNECTED = 32768 + 128 /* where there is no ofi_rxm: 32 KiB and the heads before them */
+};
 
 typedef struct fabric_library {
     int (*getinfo)(uint32_t, const char *, const char *, uint64_t, const struct fi_info *, struct fi_info **);
@@ -81,60 +80,32 @@ static int fabric_symbols(void *handle, fabric_library *out) {
  * Without the other one ofi_rxm keeps the connection of an address that is removed, and goes on writing what is being
  * read from that peer into memory that was given back (fabric_cut).
  *
- * Over sockets, buffers of ofi_rxm of twice its 16 KiB: what fits them leaves without a round trip, and a payload of 32 KiB
- * takes half as long; what is longer, up to 256 KiB, leaves so from our memory, and is received into ours. With 512 of
- * them to receive into, which all connections share, instead of 4,096, ofi_rxm takes less memory than with its defaults
- * (tests/test_fabric_many.c). An adapter would pin them: there its defaults stay.
- *
  * Ports: the tcp provider listens where DDL_PORT_RANGE allows, so that a firewall may be closed but for these.
  *
  * They are set before libfabric is loaded. glibc orders setenv among threads, but not with a getenv at the same time:
  * docs/operations.md says what to do about that. */
-static void fabric_library_variables(const char *port_range, int sockets) {
+static void fabric_library_variables(const char *port_range) {
     char low[8], high[8];
     setenv("FI_OFI_RXM_USE_SRX", "1", 0);
     setenv("FI_AV_REMOVE_CLEANUP", "1", 0);
-    if (sockets) {
-        setenv("FI_OFI_RXM_BUFFER_SIZE", FABRIC_SOCKETS_BUFFER, 0);
-        setenv("FI_OFI_RXM_MSG_RX_SIZE", "512", 0);
-        setenv("FI_OFI_RXM_EAGER_LIMIT", FABRIC_SOCKETS_EAGER, 0);
-    }
     if (port_range != NULL && sscanf(port_range, "%5[0-9]-%5[0-9]", low, high) == 2) {
         setenv("FI_TCP_PORT_LOW_RANGE", low, 0);
         setenv("FI_TCP_PORT_HIGH_RANGE", high, 0);
     }
 }
 
-/* Up to here ofi_rxm sends a message as one, in the order of the others; 0: up to its buffer. */
-static uint64_t fabric_library_eager(void) {
-    const char *text = getenv("FI_OFI_RXM_EAGER_LIMIT");
-    uint64_t bytes = text != NULL ? strtoull(text, NULL, 10) : 0;
-    return bytes < UINT32_MAX ? bytes : UINT32_MAX;
-}
-
-/* What ofi_rxm over sockets sends without a round trip of its own. */
-static uint64_t fabric_library_buffer(void) {
-    const char *text = getenv("FI_OFI_RXM_BUFFER_SIZE");
-    uint64_t bytes = text != NULL ? strtoull(text, NULL, 10) : 0, most = strtoull(FABRIC_SOCKETS_BUFFER, NULL, 10);
-    return bytes < FABRIC_SLOT_BYTES ? FABRIC_SLOT_BYTES : bytes < most ? bytes & ~(uint64_t)15 : most;
-}
-
-/* Whether tcp;ofi_rxm was told to move data without a call of ours: by a thread, or by the kernel. */
+/* Whether tcp was told to leave data to the kernel, which then reads and writes memory also when its connection is closed. */
 static int fabric_library_moves(void) {
-    static const char *const names[] = {"FI_OFI_RXM_DATA_AUTO_PROGRESS", "FI_TCP_IO_URING"};
-    int moves = 0;
-    for (int i = 0; i < 2; i++) {
-        const char *value = getenv(names[i]);
-        moves |= value != NULL && value[0] != 0 && strchr("1tTyYoO", value[0]) != NULL && strcmp(value, "off") != 0;
-    }
-    return moves;
+    const char *ring = getenv("FI_TCP_IO_URING"), *zero_copy = getenv("FI_TCP_ZEROCOPY_SIZE");
+    int moves = ring != NULL && ring[0] != 0 && strchr("1tTyYoO", ring[0]) != NULL && strcmp(ring, "off") != 0;
+    return moves || (zero_copy != NULL && zero_copy[0] != 0 && strcmp(zero_copy, "-1") != 0);
 }
 
-/* sockets: the tcp provider is asked for, or there is no adapter. Never closed: providers may have started threads. NULL: it
+/* Never closed: providers may have started threads. NULL: it
  * can be used; else a sentence why not. */
-static const char *fabric_library_open(fabric_library *out, const char *port_range, int sockets) {
+static const char *fabric_library_open(fabric_library *out, const char *port_range) {
     struct sigaction saved[FABRIC_SIGNALS];
-    fabric_library_variables(port_range, sockets);
+    fabric_library_variables(port_range);
     fabric_signals_save(saved);
     void *handle = dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
     fabric_signals_restore(saved);

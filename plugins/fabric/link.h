@@ -2,13 +2,12 @@
 #ifndef FABRIC_LINK_H
 #define FABRIC_LINK_H
 
-#include "rail.h"
+#include "connect.h"
 
 /* >>tokens */
 
-/* Every message carries a number that only members of the job can make: an endpoint of libfabric takes messages from
- * whoever knows its address, and a proof at the start of a connection would prove nothing about the messages that
- * follow, as there is no connection to be seen. With a job secret it is an HMAC over both ranks and the receiver's
+/* Every message, and every call (connect.h), carries a number that only members of the job can make: an RDM endpoint of libfabric
+ * takes messages from whoever knows its address, and has no connection to be seen. With a job secret it is an HMAC over both ranks and the receiver's
  * nonce; without one the nonce itself, which is known to processes of this user on this host alone. */
 static uint64_t fabric_token(fabric_self *s, int32_t from, int32_t to, const uint8_t nonce[16]) {
     uint8_t data[24], out[32];
@@ -26,16 +25,16 @@ static uint64_t fabric_token(fabric_self *s, int32_t from, int32_t to, const uin
 }
 
 /* Whether a message is from the rank that it names. Anybody may ask this of us, so it allocates nothing. */
-static int fabric_is_from(fabric_self *s, const fabric_head *head) {
-    if (head->source < 0 || head->source >= s->world_size || head->source == s->rank) {
+static int fabric_is_from(fabric_self *s, int32_t source, uint64_t token) {
+    if (source < 0 || source >= s->world_size || source == s->rank) {
         return 0;
     }
-    fabric_peer *p = &s->peers[head->source];
+    fabric_peer *p = &s->peers[source];
     if (!p->heard) {
-        p->token_in = fabric_token(s, head->source, s->rank, s->address.nonce);
+        p->token_in = fabric_token(s, source, s->rank, s->address.nonce);
         p->heard = 1;
     }
-    return p->token_in == head->token;
+    return p->token_in == token;
 }
 
 /* >>making */
@@ -44,11 +43,9 @@ static int fabric_is_from(fabric_self *s, const fabric_head *head) {
  * nothing. A peer for which there is no room any more keeps the first window. */
 static void fabric_link_widen(fabric_self *s, fabric_link *l) {
     if (l->window == FABRIC_FIRST_WINDOW) {
-        int32_t got = fabric_receives_add(s, FABRIC_WINDOW + FABRIC_ACK_SLOTS, s->slot_bytes);
+        int32_t got = fabric_receives_add(s, FABRIC_WINDOW + FABRIC_ACK_SLOTS);
         l->window = got == FABRIC_WINDOW + FABRIC_ACK_SLOTS ? FABRIC_WINDOW : FABRIC_FIRST_WINDOW + 1;
         if (l->window == FABRIC_WINDOW) {
-            int large = s->large_bytes > 0 && s->receive_limit - s->receives >= FABRIC_LARGE_WINDOW;
-            l->large_window = large ? (uint8_t)fabric_receives_add(s, FABRIC_LARGE_WINDOW, s->large_bytes) : 0;
             l->ack_due = 1;
             fabric_backlog_add(s, l);
         }
@@ -65,8 +62,14 @@ static fabric_link *fabric_link_of(fabric_self *s, int32_t peer) {
         l->peer = peer;
         l->last = &l->first;
         l->offers_last = &l->offers;
-        for (int32_t i = 0; i < FABRIC_RAILS_MAX; i++) {
-            l->reader_at[i] = l->answers[i] = FI_ADDR_NOTAVAIL;
+        for (int32_t i = 0; i < FABRIC_WAYS; i++) {
+            fabric_way *w = &l->way[i];
+            w->link = l;
+            w->kind = i;
+            for (int32_t r = 0; r < FABRIC_RAILS_MAX; r++) {
+                w->strand[r].way = w;
+                w->strand[r].rail = r;
+            }
         }
         l->limit = l->told_limit = l->window = FABRIC_FIRST_WINDOW;
         l->next = s->links;
@@ -121,6 +124,12 @@ static void fabric_message_end(fabric_self *s, ddl_message *m, ddl_status status
 static int fabric_offers_end(fabric_self *s, fabric_link *l) {
     int events = 0;
     while (l->offers != NULL && (int32_t)(l->ended - l->offers->number) > 0) {
+        if (l->offers->streaming > 0 && l->offers->refused) {
+            fabric_way_close(s, &l->way[FABRIC_OUT]);
+        }
+        if (l->offers->streaming > 0) {
+            break; /* its completions are about to be read */
+        }
         fabric_message_end(s, fabric_offer_pop(s, l), DDL_OK);
         events++;
     }
@@ -153,10 +162,9 @@ static int fabric_drops_completions(const fabric_self *s) {
 
 /* Others get as many send buffers as those to this peer, whose completions never come. */
 static int fabric_sends_renew(fabric_self *s, fabric_link *l) {
-    int32_t small = l->sends - l->large_sends, large = l->large_sends;
-    l->sends = l->large_sends = 0;
-    return (small <= 0 || fabric_block_make(s, small, s->slot_bytes, FABRIC_SEND, &s->send_free) == DDL_OK) &&
-           (large <= 0 || fabric_block_make(s, large, s->large_bytes, FABRIC_SEND, &s->large_free) == DDL_OK);
+    int32_t sends = l->sends;
+    l->sends = 0;
+    return sends <= 0 || fabric_block_make(s, sends, s->slot_bytes, FABRIC_SEND, &s->send_free) == DDL_OK;
 }
 
 /* So the memory of reads is registered anew, and so on. 0: that cannot be done. */
@@ -175,29 +183,33 @@ static int fabric_give_up(fabric_self *s, fabric_link *l) {
 /* The last resort: without an endpoint nothing is read or written any more. */
 static void fabric_stop(fabric_self *s) {
     s->failed = 1;
-    fabric_readers_abandon(s);
     for (int32_t i = 0; i < s->rail_count; i++) {
         if (s->rails[i].ep != NULL) {
             fi_close(&s->rails[i].ep->fid);
             s->rails[i].ep = NULL;
         }
     }
+    for (fabric_link *l = s->links; l != NULL; l = l->next) {
+        fabric_ways_close(s, l);
+    }
 }
 
 /* After this nothing of the user's memory is touched by what was under way with a peer. Removing its address closes the
  * connection, and with that ends what was under way on it; or the memory is registered anew (fabric_give_up); a provider
- * that does neither costs us the endpoint. What has come is taken first: ofi_rxm crashes when messages wait in its queue while it closes their connection. */
+ * that does neither costs us the endpoint. What has come is taken first: ofi_rxm crashes when messages wait in its queue while it
+ * closes their connection. */
 static void fabric_cut(fabric_self *s, fabric_link *l) {
     fabric_peer *p = &s->peers[l->peer];
     for (int i = 0; i < FABRIC_CUT_POLLS && !s->failed; i++) {
         fabric_poll(s);
     }
-    if (l->reads > 0 && s->reads_apart) {
-        fabric_log(s, DDL_LOG_INFO, "rank %d stopped in the middle of its answer to a read", l->peer);
-        fabric_readers_abandon(s);
+    fabric_ways_close(s, l);
+    if (s->connects) {
+        for (int i = 0; i < FABRIC_CUT_POLLS && l->sends > 0; i++) {
+            fabric_poll(s); /* most have a completion */
+        }
+        (void)fabric_sends_renew(s, l); /* without memory for that there are fewer */
     }
-    fabric_readers_forget(s, l);
-    fabric_answers_end(s, l, 0);
     int removed = 1;
     for (int32_t i = 0; i < s->rail_count; i++) {
         if (s->rails[i].av != NULL && p->at[i] != FI_ADDR_NOTAVAIL) {

@@ -127,8 +127,7 @@ static void fabric_blocks_free(fabric_self *s) {
  * a place that lies 1 to 31 bytes further in its page than its source (plugins/shm/copy.h; 64 KiB sent in 51 us, or 18). */
 enum { FABRIC_SLOT_STEP = 128, FABRIC_SLOT_BEHIND = 64 };
 
-/* `count` slots of one role, chained to *list. bytes 0: without memory. Large ones are not written to: their pages are there
- * when a large message comes. */
+/* `count` slots of one role, chained to *list. bytes 0: without memory. */
 static ddl_status fabric_block_make(fabric_self *s, int32_t count, size_t bytes, int32_t role, fabric_slot **list) {
     fabric_block *b = fabric_zalloc(s, sizeof *b);
     if (b == NULL) {
@@ -137,8 +136,7 @@ static ddl_status fabric_block_make(fabric_self *s, int32_t count, size_t bytes,
     size_t stride = (bytes + FABRIC_SLOT_STEP - 1) / FABRIC_SLOT_STEP * FABRIC_SLOT_STEP;
     b->memory_bytes = (size_t)count * stride + FABRIC_SLOT_STEP;
     b->slots = fabric_zalloc(s, (size_t)count * sizeof *b->slots);
-    int32_t large = bytes > s->slot_bytes;
-    b->memory = bytes == 0 ? NULL : large ? s->host->alloc(s->host, b->memory_bytes) : fabric_zalloc(s, b->memory_bytes);
+    b->memory = bytes == 0 ? NULL : fabric_zalloc(s, b->memory_bytes);
     int failed = b->slots == NULL || (bytes > 0 && b->memory == NULL);
     if (!failed && bytes > 0 && (s->mr_mode & FI_MR_LOCAL) != 0) {
         int result = fabric_mr_open(s, 0, b->memory, b->memory_bytes, FI_SEND | FI_RECV, FABRIC_HOST, &b->mr);
@@ -155,7 +153,6 @@ static ddl_status fabric_block_make(fabric_self *s, int32_t count, size_t bytes,
     for (int32_t i = 0; i < count; i++) {
         fabric_slot *slot = &b->slots[i];
         slot->role = role;
-        slot->large = large;
         slot->bytes = bytes > 0 ? b->memory + first + (size_t)i * stride : NULL;
         slot->desc = b->mr != NULL ? fi_mr_desc(b->mr) : NULL;
         slot->next = *list;
@@ -180,29 +177,21 @@ static void fabric_slot_give(fabric_slot **list, fabric_slot *slot) {
     *list = slot;
 }
 
-/* A read's slot; more are made when all are under way. */
-static fabric_slot *fabric_read_slot(fabric_self *s) {
-    if (s->read_free == NULL && fabric_block_make(s, FABRIC_READ_SLOTS, 0, FABRIC_READ, &s->read_free) != DDL_OK) {
+/* A slot without memory, of a read or of a part of a payload; more are made when all are under way. */
+static fabric_slot *fabric_read_slot(fabric_self *s, int32_t role) {
+    if (s->read_free == NULL && fabric_block_make(s, FABRIC_READ_SLOTS, 0, role, &s->read_free) != DDL_OK) {
         return NULL;
     }
+    s->read_free->role = role;
     return fabric_slot_take(&s->read_free);
 }
 
-static uint64_t fabric_slot_bytes(const fabric_self *s, const fabric_slot *slot) {
-    return slot->large ? s->large_bytes : s->slot_bytes;
-}
-
-static void fabric_send_give(fabric_self *s, fabric_slot *slot) {
-    fabric_slot_give(slot->large ? &s->large_free : &s->send_free, slot);
-}
-
-/* Posts all receives that are not posted. What the provider does not take now waits for the next progress. The tag tells
- * large buffers from others: a small message never takes one. */
+/* Posts all receives that are not posted. What the provider does not take now waits for the next progress. */
 static void fabric_receives_post(fabric_self *s) {
     while (s->unposted != NULL && !s->failed) {
         fabric_slot *slot = s->unposted;
-        ssize_t result = fi_trecv(s->rails[0].ep, slot->bytes, fabric_slot_bytes(s, slot), slot->desc, FI_ADDR_UNSPEC,
-                                  (uint64_t)slot->large, 0, &slot->context);
+        ssize_t result = fi_recv(s->connects ? s->shared : s->rails[0].ep, slot->bytes, s->slot_bytes, slot->desc,
+                                 FI_ADDR_UNSPEC, &slot->context);
         if (result != 0) {
             s->stuck = 1;
             if (result != -FI_EAGAIN) {
@@ -215,11 +204,11 @@ static void fabric_receives_post(fabric_self *s) {
     }
 }
 
-/* Room for `count` more messages of at most `bytes`. Returns how many there is room for now. */
-static int32_t fabric_receives_add(fabric_self *s, int32_t count, uint64_t bytes) {
+/* Room for `count` more messages. Returns how many there is room for now. */
+static int32_t fabric_receives_add(fabric_self *s, int32_t count) {
     int32_t room = s->receive_limit - s->receives;
     count = count < room ? count : room;
-    if (count <= 0 || fabric_block_make(s, count, bytes, FABRIC_RECV, &s->unposted) != DDL_OK) {
+    if (count <= 0 || fabric_block_make(s, count, s->slot_bytes, FABRIC_RECV, &s->unposted) != DDL_OK) {
         return 0;
     }
     s->receives += count;

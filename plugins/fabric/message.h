@@ -8,6 +8,17 @@ enum { FABRIC_LATER = 0, FABRIC_GONE = 1, FABRIC_OFFERED = 2 };
 
 static size_t fabric_core_bytes(void) { return sizeof(fabric_head) + DDL_MESSAGE_HEADER_BYTES; }
 
+/* What messages to a peer go by; NULL: it is being connected. */
+static struct fid_ep *fabric_ep_to(fabric_self *s, fabric_link *l) {
+    if (!s->connects) {
+        return s->rails[0].ep;
+    }
+    fabric_way *w = &l->way[FABRIC_WORDS];
+    int open = fabric_way_is_open(s, w);
+    s->stuck |= !open;
+    return open ? w->strand[0].ep : NULL;
+}
+
 static int fabric_may_send(const fabric_link *l, int32_t keep) { return (int32_t)(l->limit - l->spent) > keep; }
 
 static fabric_head fabric_head_of(const fabric_self *s, const fabric_link *l, uint8_t kind, uint32_t sequence,
@@ -15,7 +26,6 @@ static fabric_head fabric_head_of(const fabric_self *s, const fabric_link *l, ui
     return (fabric_head){.token = s->peers[l->peer].token_out,
                          .source = s->rank,
                          .kind = kind,
-                         .large = (uint8_t)(l->large_taken + l->large_window),
                          .sequence = sequence,
                          .granted = l->taken + l->window,
                          .pulled = l->pulled,
@@ -26,22 +36,22 @@ static fabric_head fabric_head_of(const fabric_self *s, const fabric_link *l, ui
  * to tell; the slot is free again in any case. */
 static int fabric_slot_send(fabric_self *s, fabric_link *l, fabric_slot *slot, size_t length, int inject) {
     fi_addr_t at = s->peers[l->peer].at[0];
+    struct fid_ep *ep = at != FI_ADDR_NOTAVAIL && !s->failed ? fabric_ep_to(s, l) : NULL; /* providers do not look at addresses */
     ssize_t result;
-    if (at == FI_ADDR_NOTAVAIL || s->failed) { /* providers use an address without looking */
-        fabric_send_give(s, slot);
+    if (ep == NULL) {
+        fabric_slot_give(&s->send_free, slot);
         return FABRIC_LATER;
     }
     /* The provider copies it, and there is no completion. If one is lost a gap shows it, where there is an order. */
-    if (inject && s->ordered && !slot->large && length <= s->inject_bytes) {
-        result = fi_tinject(s->rails[0].ep, slot->bytes, length, at, 0);
-        fabric_send_give(s, slot);
+    if (inject && s->ordered && length <= s->inject_bytes) {
+        result = fi_inject(ep, slot->bytes, length, at);
+        fabric_slot_give(&s->send_free, slot);
     } else {
         slot->peer = l->peer;
-        result = fi_tsend(s->rails[0].ep, slot->bytes, length, slot->desc, at, (uint64_t)slot->large, &slot->context);
+        result = fi_send(ep, slot->bytes, length, slot->desc, at, &slot->context);
         l->sends += result == 0;
-        l->large_sends += result == 0 && slot->large;
         if (result != 0) {
-            fabric_send_give(s, slot);
+            fabric_slot_give(&s->send_free, slot);
         }
     }
     if (result == -FI_EAGAIN) {
@@ -55,7 +65,6 @@ static int fabric_slot_send(fabric_self *s, fabric_link *l, fabric_slot *slot, s
     }
     l->ack_due = 0; /* every head says it */
     l->told_limit = l->taken + l->window;
-    l->told_large = (uint8_t)(l->large_taken + l->large_window);
     l->told_pulled = l->pulled;
     return FABRIC_GONE;
 }
@@ -63,8 +72,7 @@ static int fabric_slot_send(fabric_self *s, fabric_link *l, fabric_slot *slot, s
 /* head, then what a (a_bytes) and b (b_bytes) have; b may be NULL when it has no bytes. */
 static int fabric_put(fabric_self *s, fabric_link *l, const fabric_head *head, const void *a, size_t a_bytes,
                       const void *b, size_t b_bytes) {
-    int large = sizeof *head + a_bytes + b_bytes > s->slot_bytes;
-    fabric_slot *slot = fabric_slot_take(large ? &s->large_free : &s->send_free);
+    fabric_slot *slot = fabric_slot_take(&s->send_free);
     if (slot == NULL) {
         return FABRIC_LATER; /* a completion brings one */
     }
@@ -128,6 +136,72 @@ static fabric_offer *fabric_offer_new(fabric_self *s, ddl_message *m) {
     return o;
 }
 
+/* Gives OUT what it takes of offered payloads, in their order. Returns whether none is left. */
+static int fabric_stream(fabric_self *s, fabric_link *l) {
+    fabric_way *w = &l->way[FABRIC_OUT];
+    for (fabric_offer *o = l->offers; o != NULL && fabric_way_has(s, w, FABRIC_OPEN); o = o->next) {
+        if (o->way != w->number || o->message == NULL) {
+            continue;
+        }
+        uint64_t part = fabric_part(s, o->message->payload_bytes);
+        while (o->streamed < o->message->payload_bytes) {
+            uint64_t left = o->message->payload_bytes - o->streamed, bytes = left < part ? left : part;
+            fabric_slot *slot = o->held ? NULL : fabric_read_slot(s, FABRIC_STREAM);
+            ssize_t result = -FI_EAGAIN;
+            if (slot != NULL) {
+                slot->peer = l->peer;
+                slot->number = o->number;
+                result = fi_send(fabric_strand_of(s, w, o->streamed, part)->ep,
+                                 (const uint8_t *)o->message->payload + o->streamed, bytes, NULL, 0, &slot->context);
+            }
+            if (result != 0) {
+                if (slot != NULL) {
+                    fabric_slot_give(&s->read_free, slot);
+                }
+                s->stuck = 1;
+                if (result != -FI_EAGAIN) {
+                    fabric_way_failed(s, w, (int)-result);
+                }
+                return result != -FI_EAGAIN;
+            }
+            o->streamed += bytes;
+            o->streaming++;
+        }
+    }
+    return 1;
+}
+
+static int fabric_send_streamed(fabric_self *s, fabric_link *l, ddl_message *m) {
+    fabric_way *w = &l->way[FABRIC_OUT];
+    if (!fabric_way_is_open(s, w)) {
+        m->priv[FABRIC_NO_OFFER] = w->failures > 0;
+        s->stuck = 1;
+        return FABRIC_LATER;
+    }
+    if (!fabric_may_send(l, FABRIC_RESERVE) || s->send_free == NULL) {
+        return FABRIC_LATER;
+    }
+    fabric_offer *o = fabric_offer_new(s, m);
+    if (o == NULL) {
+        m->priv[FABRIC_NO_OFFER] = 1;
+        return FABRIC_LATER;
+    }
+    fabric_offer_body body = {.bytes = m->payload_bytes, .address = w->number};
+    o->way = w->number;
+    if (fabric_put_ordered(s, l, FABRIC_OFFER, m->header, DDL_MESSAGE_HEADER_BYTES, &body, sizeof body, 0) !=
+        FABRIC_GONE) {
+        fabric_offer_free(s, o);
+        return FABRIC_LATER;
+    }
+    o->number = l->offer_count++;
+    *l->offers_last = o;
+    l->offers_last = &o->next;
+    if (!fabric_stream(s, l)) {
+        fabric_backlog_add(s, l);
+    }
+    return FABRIC_OFFERED;
+}
+
 /* Registers the payload on each rail and tells the peer. FABRIC_NO_OFFER is noted when it has to go in pieces. */
 static int fabric_send_offer(fabric_self *s, fabric_link *l, ddl_message *m) {
     if (!fabric_may_send(l, FABRIC_RESERVE) || s->send_free == NULL) {
@@ -155,31 +229,11 @@ static int fabric_send_offer(fabric_self *s, fabric_link *l, ddl_message *m) {
     return FABRIC_OFFERED;
 }
 
-/* Whether a message that fits no buffer fits a large one, and the peer has given some. For one of the peer's it waits: to
- * offer it meanwhile takes longer. For one of ours it does not, as peers that are stopped may hold them all. */
-static int fabric_goes_large(const fabric_self *s, const fabric_link *l, const ddl_message *m) {
-    uint64_t bytes = fabric_core_bytes() + m->payload_bytes;
-    return bytes > s->slot_bytes && bytes <= s->large_bytes && l->large_given && s->large_free != NULL && !m->priv[FABRIC_BEGUN];
-}
-
-static int fabric_send_large(fabric_self *s, fabric_link *l, const ddl_message *m) {
-    size_t bytes = (size_t)m->payload_bytes;
-    if (l->large_spent == l->large_limit) {
-        return FABRIC_LATER;
-    }
-    int went = fabric_put_ordered(s, l, FABRIC_WHOLE, m->header, DDL_MESSAGE_HEADER_BYTES, m->payload, bytes, bytes);
-    l->large_spent = (uint8_t)(l->large_spent + (went == FABRIC_GONE));
-    return went;
-}
-
 static int fabric_send_one(fabric_self *s, fabric_link *l, ddl_message *m) {
-    if (fabric_goes_large(s, l, m)) {
-        return fabric_send_large(s, l, m);
-    }
     int offer = !s->force_no_rma && s->address.has_rma && m->payload_bytes > s->offer_bytes &&
                 m->payload_bytes > s->slot_bytes - fabric_core_bytes();
     if (offer && !m->priv[FABRIC_NO_OFFER] && !m->priv[FABRIC_BEGUN]) {
-        int went = fabric_send_offer(s, l, m);
+        int went = s->connects ? fabric_send_streamed(s, l, m) : fabric_send_offer(s, l, m);
         if (went != FABRIC_LATER || !m->priv[FABRIC_NO_OFFER]) {
             return went;
         }
@@ -189,10 +243,6 @@ static int fabric_send_one(fabric_self *s, fabric_link *l, ddl_message *m) {
 
 /* What the peer could not read is sent, each part with its place. Returns whether all of it went. */
 static int fabric_send_repair(fabric_self *s, fabric_link *l, fabric_offer *o) {
-    if (!o->ended) {
-        fabric_answers_end(s, l, 1);
-        o->ended = 1;
-    }
     while (o->repaired < o->message->payload_bytes) {
         uint64_t room = s->slot_bytes - sizeof(fabric_head) - sizeof(uint64_t);
         uint64_t left = o->message->payload_bytes - o->repaired;
@@ -216,29 +266,6 @@ static int fabric_put_word(fabric_self *s, fabric_link *l, uint8_t kind, uint32_
         return 0;
     }
     l->spent++;
-    return 1;
-}
-
-/* Tells a peer what we read from it by, before the first read. Returns whether it has been told; -1: that cannot be done. */
-static int fabric_tell_readers(fabric_self *s, fabric_link *l) {
-    uint8_t names[sizeof s->address.names];
-    size_t used = 0;
-    if (!s->reads_apart || l->readers_told == s->readers_round) {
-        return 1;
-    }
-    for (int32_t i = 0; i < s->rail_count; i++) {
-        size_t bytes = sizeof names - used;
-        if (fi_getname(&s->readers[i].ep->fid, names + used, &bytes) != 0) {
-            return -1;
-        }
-        used += bytes;
-    }
-    fabric_head head = fabric_head_of(s, l, FABRIC_READER, 0, used);
-    if (!fabric_may_send(l, 0) || fabric_put(s, l, &head, names, used, NULL, 0) != FABRIC_GONE) {
-        return 0;
-    }
-    l->spent++;
-    l->readers_told = s->readers_round;
     return 1;
 }
 
@@ -304,7 +331,8 @@ static int fabric_push(fabric_self *s, fabric_link *l) {
         }
     }
     fabric_push_ack(s, l);
-    return clear && !l->ack_due;
+    int streamed = !s->connects || fabric_stream(s, l);
+    return clear && streamed && !l->ack_due;
 }
 
 /* The last word, behind all others; said once. */

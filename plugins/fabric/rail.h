@@ -1,5 +1,4 @@
-/* rail: the objects of libfabric that belong to one adapter; and endpoints of their own for reads, where an adapter does not
- * answer them. */
+/* rail: the objects of libfabric that belong to one adapter. */
 #ifndef FABRIC_RAIL_H
 #define FABRIC_RAIL_H
 
@@ -33,14 +32,29 @@ static ddl_status fabric_failed(fabric_self *s, const char *what, long result) {
     return DDL_ERR_SYSTEM;
 }
 
+/* tcp of libfabric before 1.18 looks at its connections with poll or with epoll. epoll is one descriptor for all, and costs every
+ * message 2 us; poll costs as much with some twenty connections. So a job of a few ranks sleeps on the connections themselves
+ * (fabric_sockets_watch). */
+static int fabric_sleeps_on_sockets(const fabric_self *s) {
+    return s->connects && s->rail_count == 1 && !s->force_no_wait && s->world_size <= FABRIC_POLL_RANKS &&
+           FI_VERSION_LT(s->lib.version(), FI_VERSION(1, 18));
+}
+
 /* A descriptor to sleep on is not everywhere: EFA has none ("Wait objects are not currently supported", fi_efa(7)). */
 static int fabric_cq_open(fabric_self *s, fabric_rail *r) {
-    struct fi_cq_attr attr = {.size = r->info->tx_attr->size + r->info->rx_attr->size,
-                              .format = FI_CQ_FORMAT_MSG,
-                              .wait_obj = FI_WAIT_FD};
-    int result = s->force_no_wait ? -FI_ENOSYS : fi_cq_open(r->domain, &attr, &r->cq, r);
+    struct fi_cq_attr attr = {.size = r->info->tx_attr->size + r->info->rx_attr->size, .format = FI_CQ_FORMAT_MSG};
+    int result = -FI_ENOSYS;
+    if (fabric_sleeps_on_sockets(s)) {
+        attr.wait_obj = FI_WAIT_POLLFD;
+        result = fi_cq_open(r->domain, &attr, &r->cq, r);
+        s->by_sockets = result == 0;
+    }
+    if (result != 0 && !s->force_no_wait) {
+        attr.wait_obj = FI_WAIT_FD;
+        result = fi_cq_open(r->domain, &attr, &r->cq, r);
+    }
     if (result == 0) {
-        return fi_control(&r->cq->fid, FI_GETWAIT, &r->wait_fd);
+        return s->by_sockets ? 0 : fi_control(&r->cq->fid, FI_GETWAIT, &r->wait_fd);
     }
     attr.wait_obj = FI_WAIT_NONE;
     return fi_cq_open(r->domain, &attr, &r->cq, r);
@@ -95,7 +109,7 @@ static ddl_status fabric_rail_open(fabric_self *s, fabric_rail *r, size_t peers)
 }
 
 static void fabric_rail_close(fabric_self *s, fabric_rail *r) {
-    struct fid *objects[] = {r->ep != NULL ? &r->ep->fid : NULL, r->eq != NULL ? &r->eq->fid : NULL,
+    struct fid *objects[] = {r->ep != NULL ? &r->ep->fid : NULL, r->listener != NULL ? &r->listener->fid : NULL, r->eq != NULL ? &r->eq->fid : NULL,
                              r->cq != NULL ? &r->cq->fid : NULL, r->av != NULL ? &r->av->fid : NULL, r->domain != NULL ? &r->domain->fid : NULL,
                              r->fabric != NULL ? &r->fabric->fid : NULL};
     for (size_t i = 0; i < sizeof objects / sizeof objects[0]; i++) {
@@ -118,140 +132,6 @@ static int fabric_watch(fabric_self *s, fabric_rail *r, int watch) {
         r->watched = watch;
     }
     return r->watched == watch || r->wait_fd < 0;
-}
-
-/* >>readers
- * An adapter answers a read whatever its process does. Over sockets the peer's process has to help, and one that is stopped or
- * computes does not: a read would hold the memory it goes to for as long. So reads are made by endpoints that do nothing else,
- * one for each rail, and can be given up with them; peers answer them as they would the rail. */
-
-/* Whether there are some: opened when the first payload is to be read, and anew after they were abandoned. */
-static int fabric_readers_open(fabric_self *s) {
-    if (s->readers_open || s->readers_left == 0) {
-        return s->readers_open;
-    }
-    int opened = 1;
-    for (int32_t i = 0; i < s->rail_count && opened; i++) {
-        fabric_rail *r = &s->readers[i];
-        r->wait_fd = -1;
-        r->info = s->lib.dupinfo(s->rails[i].info);
-        opened = r->info != NULL;
-        if (opened) { /* by no thread of the provider's: see fabric_readers_abandon */
-            r->info->domain_attr->data_progress = r->info->domain_attr->control_progress = FI_PROGRESS_MANUAL;
-            opened = fabric_rail_open(s, r, (size_t)s->world_size) == DDL_OK;
-        }
-    }
-    for (int32_t i = 0; i < s->rail_count && !opened; i++) {
-        fabric_rail_close(s, &s->readers[i]);
-    }
-    if (!opened) {
-        fabric_log(s, DDL_LOG_WARN, "there is no endpoint to read large payloads by; they are sent in pieces instead");
-    }
-    s->readers_open = opened;
-    s->readers_left = opened ? s->readers_left - 1 : 0;
-    s->readers_round++;
-    return opened;
-}
-
-/* Gives up all that is being read, as some peer does not answer: an endpoint that nobody serves takes nothing from its sockets,
- * so it writes to no memory any more. It stays as it is to the end of the process; tcp of libfabric before 1.20 crashes when
- * it closes a connection on which the answer to a read is half-way (its flush reports that read twice). */
-static void fabric_readers_abandon(fabric_self *s) {
-    int32_t reads = 0;
-    for (int32_t i = 0; i < s->rail_count; i++) {
-        reads += s->readers[i].reads;
-    }
-    if (reads == 0) {
-        return;
-    }
-    fabric_log(s, s->readers_left > 0 ? DDL_LOG_INFO : DDL_LOG_WARN, "%d reads are given up; the connections that they go by "
-               "are left as they are%s", reads, s->readers_left > 0 ? "" : "; from now on large payloads are sent in pieces");
-    for (fabric_link *l = s->links; l != NULL; l = l->next) {
-        if (l->reads > 0) {
-            l->landing.failed = 1;
-            l->landing.reading = l->reads = 0;
-            fabric_backlog_add(s, l);
-        }
-    }
-    for (int32_t i = 0; i < s->rail_count && s->readers_open; i++) {
-        fabric_watch(s, &s->readers[i], 0);
-        s->lib.freeinfo(s->readers[i].info);
-        memset(&s->readers[i], 0, sizeof s->readers[i]);
-    }
-    s->readers_open = 0;
-}
-
-static void fabric_readers_close(fabric_self *s) {
-    for (int32_t i = 0; i < s->rail_count && s->readers_open; i++) {
-        fabric_rail_close(s, &s->readers[i]);
-    }
-    s->readers_open = 0;
-}
-
-/* What a payload of a peer's is read by. */
-static fabric_rail *fabric_reader(fabric_self *s, int32_t rail) {
-    return s->reads_apart ? &s->readers[rail] : &s->rails[rail];
-}
-
-/* The peer's rail as fabric_reader knows it; FI_ADDR_NOTAVAIL: it cannot be read from. */
-static fi_addr_t fabric_reader_at(fabric_self *s, fabric_link *l, int32_t rail) {
-    fi_addr_t at = s->peers[l->peer].at[rail];
-    if (!s->reads_apart || at == FI_ADDR_NOTAVAIL) {
-        return at;
-    }
-    if (!fabric_readers_open(s)) {
-        return FI_ADDR_NOTAVAIL;
-    }
-    if (l->readers_round != s->readers_round) {
-        for (int32_t i = 0; i < FABRIC_RAILS_MAX; i++) {
-            l->reader_at[i] = FI_ADDR_NOTAVAIL;
-        }
-        l->readers_round = s->readers_round;
-    }
-    uint8_t name[FABRIC_ADDRESS_BYTES];
-    size_t bytes = sizeof name;
-    if (l->reader_at[rail] == FI_ADDR_NOTAVAIL &&
-        (fi_av_lookup(s->rails[rail].av, at, name, &bytes) != 0 || bytes > sizeof name ||
-         fi_av_insert(s->readers[rail].av, name, 1, &l->reader_at[rail], 0, NULL) != 1)) {
-        l->reader_at[rail] = FI_ADDR_NOTAVAIL;
-    }
-    return l->reader_at[rail];
-}
-
-/* Nothing is read from a peer any more. */
-static void fabric_readers_forget(fabric_self *s, fabric_link *l) {
-    for (int32_t i = 0; i < s->rail_count && s->readers_open && l->readers_round == s->readers_round; i++) {
-        if (l->reader_at[i] != FI_ADDR_NOTAVAIL) {
-            fi_av_remove(s->readers[i].av, &l->reader_at[i], 1, 0);
-            l->reader_at[i] = FI_ADDR_NOTAVAIL;
-        }
-    }
-}
-
-/* A peer's readers, as it names them. */
-static void fabric_answers_begin(fabric_self *s, fabric_link *l, const uint8_t *names) {
-    for (int32_t i = 0; i < s->rail_count; i++) {
-        if (fi_av_insert(s->rails[i].av, names + (size_t)i * s->address.name_bytes, 1, &l->answers[i], 0, NULL) != 1) {
-            l->answers[i] = FI_ADDR_NOTAVAIL;
-        }
-    }
-}
-
-/* Ends the connections by which a peer reads from us, and with them answers that are half-way: the memory is wanted back, or
- * nobody takes the rest. again: it may connect anew. */
-static void fabric_answers_end(fabric_self *s, fabric_link *l, int again) {
-    for (int32_t i = 0; i < s->rail_count; i++) {
-        uint8_t name[FABRIC_ADDRESS_BYTES];
-        size_t bytes = sizeof name;
-        if (l->answers[i] == FI_ADDR_NOTAVAIL || s->rails[i].ep == NULL) {
-            continue;
-        }
-        int known = fi_av_lookup(s->rails[i].av, l->answers[i], name, &bytes) == 0 && bytes <= sizeof name;
-        fi_av_remove(s->rails[i].av, &l->answers[i], 1, 0);
-        if (!again || !known || fi_av_insert(s->rails[i].av, name, 1, &l->answers[i], 0, NULL) != 1) {
-            l->answers[i] = FI_ADDR_NOTAVAIL;
-        }
-    }
 }
 
 #endif /* FABRIC_RAIL_H */

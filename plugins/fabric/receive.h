@@ -30,11 +30,6 @@ static void fabric_head_note(fabric_self *s, fabric_link *l, const fabric_head *
         l->limit = head->granted;
         fabric_backlog_add(s, l);
     }
-    if ((int8_t)(uint8_t)(head->large - l->large_limit) > 0) {
-        l->large_limit = head->large;
-        l->large_given = 1;
-        fabric_backlog_add(s, l);
-    }
     if ((int32_t)(head->pulled - l->ended) > 0 && (int32_t)(l->offer_count - head->pulled) >= 0) {
         l->ended = head->pulled;
         fabric_backlog_add(s, l);
@@ -45,13 +40,10 @@ static void fabric_head_note(fabric_self *s, fabric_link *l, const fabric_head *
  * while it repairs, at once, as all but the reserve may be taken by what waits behind the repair. */
 static void fabric_consume(fabric_self *s, fabric_link *l, fabric_slot *slot) {
     int32_t enough = l->landing.refused || l->landing.checking ? 1 : (int32_t)l->window / 2;
-    int large = slot->large;
     fabric_slot_give(&s->unposted, slot);
     fabric_receives_post(s); /* before the peer hears of it: what finds no receive waits, and others overtake it */
     l->taken++;
-    l->large_taken = (uint8_t)(l->large_taken + large);
-    large = large && (uint8_t)(l->large_taken + l->large_window - l->told_large) >= FABRIC_LARGE_WINDOW / 2;
-    if (!l->ack_due && (large || (int32_t)(l->taken + l->window - l->told_limit) >= enough)) {
+    if (!l->ack_due && (int32_t)(l->taken + l->window - l->told_limit) >= enough) {
         l->ack_due = 1;
         fabric_backlog_add(s, l);
     }
@@ -74,24 +66,14 @@ static void fabric_on_offer_word(fabric_self *s, fabric_link *l, const fabric_he
     fabric_backlog_add(s, l);
 }
 
-/* By what a peer reads from us. */
-static void fabric_on_reader(fabric_self *s, fabric_link *l, const uint8_t *names, size_t bytes) {
-    if (bytes != (size_t)s->rail_count * s->address.name_bytes) {
-        fabric_break(s, l, EBADMSG);
-        return;
-    }
-    fabric_answers_end(s, l, 0);
-    fabric_answers_begin(s, l, names);
-}
-
 static void fabric_received(fabric_self *s, fabric_slot *slot, size_t length) {
     fabric_head head;
-    if (length < sizeof head || length > fabric_slot_bytes(s, slot)) {
+    if (length < sizeof head || length > s->slot_bytes) {
         fabric_stranger(s, slot);
         return;
     }
     memcpy(&head, slot->bytes, sizeof head);
-    fabric_link *l = fabric_is_from(s, &head) ? fabric_link_of(s, head.source) : NULL;
+    fabric_link *l = fabric_is_from(s, head.source, head.token) ? fabric_link_of(s, head.source) : NULL;
     if (l == NULL) {
         fabric_stranger(s, slot);
         return;
@@ -108,10 +90,7 @@ static void fabric_received(fabric_self *s, fabric_slot *slot, size_t length) {
     if (head.kind == FABRIC_WITHDRAW && head.sequence - l->pulled < 64) {
         l->withdrawn |= (uint64_t)1 << head.sequence % 64;
     }
-    if (head.kind == FABRIC_READER) { /* recall and cut need it */
-        fabric_on_reader(s, l, slot->bytes + sizeof head, length - sizeof head);
-        fabric_consume(s, l, slot);
-    } else if (head.kind == FABRIC_REFUSE || head.kind == FABRIC_CHECK) { /* recall waits for that */
+    if (head.kind == FABRIC_REFUSE || head.kind == FABRIC_CHECK) { /* recall waits for that */
         fabric_on_offer_word(s, l, &head);
         fabric_consume(s, l, slot);
     } else if (head.kind == FABRIC_ACK) {
@@ -126,8 +105,8 @@ static void fabric_read_ended(fabric_self *s, fabric_slot *slot, int error) {
     fabric_link *l = s->peers[slot->peer].link;
     fabric_get *get = slot->get;
     slot->get = NULL;
-    fabric_reader(s, slot->rail)->reads -= get == NULL;
-    if (l == NULL || l->reads == 0) { /* fabric_cut has given it up */
+    int late = s->connects && l != NULL && slot->number != (uint32_t)l->landing.offer.address;
+    if (l == NULL || l->reads == 0 || late) { /* it has been given up */
         fabric_slot_give(&s->read_free, slot);
         return;
     }
@@ -157,12 +136,26 @@ static void fabric_send_ended(fabric_self *s, fabric_slot *slot, int error) {
         o->withdrawn = o->number == head.sequence && o->withdrawn == 2 ? 3 : o->withdrawn;
     }
     l->sends -= l->sends > 0; /* 0: fabric_sends_renew has counted it */
-    l->large_sends -= slot->large && l->large_sends > 0;
-    fabric_send_give(s, slot);
+    fabric_slot_give(&s->send_free, slot);
+}
+
+/* A part of a payload that was sent. */
+static void fabric_stream_ended(fabric_self *s, fabric_slot *slot) {
+    fabric_link *l = s->peers[slot->peer].link;
+    fabric_offer *o = l->offers;
+    while (o != NULL && o->number != slot->number) {
+        o = o->next;
+    }
+    if (o != NULL && o->streaming > 0) {
+        o->streaming--;
+        fabric_backlog_add(s, l);
+    }
+    fabric_slot_give(&s->read_free, slot);
 }
 
 static void fabric_completed(fabric_self *s, fabric_slot *slot, size_t length) {
     switch (slot->role) {
+    case FABRIC_STREAM: fabric_stream_ended(s, slot); break;
     case FABRIC_RECV: fabric_received(s, slot, length); break;
     case FABRIC_READ: fabric_read_ended(s, slot, 0); break;
     default:
@@ -194,7 +187,7 @@ static void fabric_completed_badly(fabric_self *s, fabric_rail *r) {
         fabric_inject_lost(s, fabric_error(s, e.err), detail);
         return;
     }
-    int news = slot->role != FABRIC_RECV && !s->peers[slot->peer].gone;
+    int news = slot->role != FABRIC_RECV && !s->peers[slot->peer].gone && e.err != FI_ECANCELED;
     fabric_log(s, news ? DDL_LOG_INFO : DDL_LOG_DEBUG, "%s rank %d failed: %s%s%s",
                slot->role == FABRIC_RECV   ? "a receive from some"
                : slot->role == FABRIC_READ ? "a read from"
@@ -202,6 +195,8 @@ static void fabric_completed_badly(fabric_self *s, fabric_rail *r) {
                slot->peer, fabric_error(s, e.err), detail != NULL ? ": " : "", detail != NULL ? detail : "");
     if (slot->role == FABRIC_RECV) {
         fabric_slot_give(&s->unposted, slot);
+    } else if (slot->role == FABRIC_STREAM) {
+        fabric_stream_ended(s, slot);
     } else if (slot->role == FABRIC_READ) {
         fabric_read_ended(s, slot, e.err);
     } else {
@@ -238,13 +233,16 @@ static void fabric_events_tell(fabric_self *s, fabric_rail *r) {
 
 static int fabric_poll_rail(fabric_self *s, fabric_rail *r) {
     struct fi_cq_msg_entry entries[FABRIC_BATCH];
+    if (s->connects && (++r->polls % FABRIC_EVENT_POLLS == 0 || s->calling > 0 || s->look)) {
+        fabric_events(s, r);
+    }
     ssize_t n = fi_cq_read(r->cq, entries, FABRIC_BATCH);
-    if (n == -FI_EAVAIL || ++r->polls % FABRIC_EVENT_POLLS == 0) {
+    if (!s->connects && (n == -FI_EAVAIL || ++r->polls % FABRIC_EVENT_POLLS == 0)) {
         fabric_events_tell(s, r);
     }
     if (n == -FI_EAVAIL) {
         fabric_completed_badly(s, r);
-        return 1;
+        return FABRIC_BATCH; /* there may be more */
     }
     if (n < 0 && n != -FI_EAGAIN && n != -FI_EINTR) {
         fabric_log(s, DDL_LOG_WARN, "the completion queue cannot be read: %s", fabric_error(s, (int)n));
@@ -263,18 +261,18 @@ static int fabric_poll_rail(fabric_self *s, fabric_rail *r) {
 /* Collects completions of all rails; says nothing to the core. The rail that carries messages comes last: what a peer
  * said before a read ended is known then. */
 static void fabric_poll(fabric_self *s) {
+    int drained = 1;
     for (int32_t i = s->rail_count - 1; i >= 0 && !s->failed; i--) {
-        fabric_rail *r = &s->readers[i];
-        if (r->reads > 0 || r->waits) {
-            r->waits = 0;
-            fabric_poll_rail(s, r);
-        }
-    }
-    for (int32_t i = s->rail_count - 1; i >= 0 && !s->failed; i--) {
-        for (int events = 0, n = FABRIC_BATCH; n == FABRIC_BATCH && events < FABRIC_TURN && !s->failed; events += n) {
+        int n = FABRIC_BATCH;
+        for (int events = 0; n == FABRIC_BATCH && events < FABRIC_TURN && !s->failed; events += n) {
             n = fabric_poll_rail(s, &s->rails[i]);
         }
+        drained &= n < FABRIC_BATCH;
     }
+    if (drained && s->ends) {
+        fabric_ends(s);
+    }
+    s->look = 0;
     fabric_receives_post(s);
 }
 
@@ -326,7 +324,7 @@ static void fabric_pull_stopped(fabric_self *s, fabric_link *l, int error) {
     uint64_t now = s->host->now_ns(s->host);
     in->waits_ns = in->waits_ns != 0 ? in->waits_ns : now;
     /* The peer may have no descriptor left to accept a connection with, and still hear us by the one that is there. */
-    int never = s->reads_apart && in->reading == 0 && now - in->waits_ns > FABRIC_CONNECT_NS;
+    int never = s->connects && in->reading == 0 && now - in->waits_ns > FABRIC_CONNECT_NS;
     if (error == -FI_EAGAIN && !never) {
         s->stuck = 1;
         fabric_backlog_keep(s, l);
@@ -336,49 +334,81 @@ static void fabric_pull_stopped(fabric_self *s, fabric_link *l, int error) {
     }
 }
 
-/* Whether a payload may be read from a peer now. 0: later, or it is to be sent. Who has not read for a while looks first: the
- * peer may have ended the connection. */
-static int fabric_pull_may(fabric_self *s, fabric_link *l, fabric_rail *r) {
-    int told = fabric_tell_readers(s, l);
-    if (told == 0) {
-        fabric_backlog_keep(s, l);
-    } else if (told < 0) {
-        l->landing.failed = 1;
-        fabric_backlog_add(s, l);
-    } else if (s->reads_apart && r->reads == 0 && !r->waits) {
-        fabric_poll_rail(s, r);
+/* What is coming by IN is not received there: it is asked for once more. */
+static void fabric_in_give_up(fabric_self *s, fabric_link *l) {
+    fabric_way_close(s, &l->way[FABRIC_IN]);
+    l->landing.failed = 1;
+    fabric_backlog_add(s, l);
+}
+
+/* Receives what is still to come by IN. */
+static void fabric_take_in(fabric_self *s, fabric_link *l) {
+    fabric_landing *in = &l->landing;
+    fabric_way *w = &l->way[FABRIC_IN];
+    uint32_t number = (uint32_t)in->offer.address;
+    if (in->to == NULL && s->scratch == NULL && (s->scratch = s->host->alloc(s->host, FABRIC_PART)) == NULL) {
+        fabric_in_give_up(s, l);
+        return;
     }
-    return told > 0 && !s->failed;
+    uint64_t part = fabric_part(s, in->bytes);
+    while (in->asked < in->bytes && !in->failed && !s->failed) {
+        if ((int32_t)(l->in_lost - number) >= 0) {
+            in->failed = 1;
+            fabric_backlog_add(s, l);
+            return;
+        }
+        struct fid_ep *ep = w->number == number ? fabric_strand_of(s, w, in->asked, part)->ep : NULL;
+        if (ep == NULL) {
+            fabric_pull_stopped(s, l, -FI_EAGAIN);
+            return;
+        }
+        uint64_t left = in->bytes - in->asked, bytes = left < part ? left : part;
+        fabric_slot *slot = fabric_read_slot(s, FABRIC_READ);
+        if (slot == NULL) {
+            fabric_in_give_up(s, l);
+            return;
+        }
+        slot->peer = l->peer;
+        slot->number = number;
+        slot->length = (uint32_t)bytes;
+        ssize_t result = fi_recv(ep, in->to != NULL ? in->to + in->asked : s->scratch, bytes, NULL, 0, &slot->context);
+        in->waits_ns = result == 0 ? 0 : in->waits_ns;
+        if (result != 0) {
+            fabric_slot_give(&s->read_free, slot);
+            fabric_pull_stopped(s, l, (int)result);
+            return;
+        }
+        in->asked += bytes;
+        in->reading++;
+        l->reads++;
+    }
 }
 
 /* Starts reads of what is still to be read, split over the rails: each part has its rail, whichever read has ended. */
 static void fabric_pull(fabric_self *s, fabric_link *l) {
     fabric_landing *in = &l->landing;
+    if (s->connects) {
+        fabric_take_in(s, l);
+        return;
+    }
     uint64_t part = (in->bytes / (uint64_t)s->rail_count + 4096) & ~(uint64_t)4095;
     part = part < s->max_read ? part : s->max_read;
     while (in->asked < in->bytes && !in->failed && !s->failed) {
         uint64_t left = in->bytes - in->asked, bytes = left < part ? left : part;
         int32_t rail = (int32_t)(in->asked / part % (uint64_t)s->rail_count);
-        fi_addr_t from = fabric_reader_at(s, l, rail);
-        fabric_rail *r = fabric_reader(s, rail);
-        fabric_slot *slot = from != FI_ADDR_NOTAVAIL ? fabric_read_slot(s) : NULL; /* the link may have been cut */
+        fi_addr_t from = s->peers[l->peer].at[rail];
+        fabric_slot *slot = from != FI_ADDR_NOTAVAIL ? fabric_read_slot(s, FABRIC_READ) : NULL; /* the link may have been cut */
         if (slot == NULL) {
             in->failed = 1;
             fabric_backlog_add(s, l);
-            return;
-        }
-        if (!fabric_pull_may(s, l, r)) {
-            fabric_slot_give(&s->read_free, slot);
             return;
         }
         slot->peer = l->peer;
         slot->rail = rail;
         slot->length = (uint32_t)bytes;
         void *desc = in->region != NULL ? fi_mr_desc(in->region->mr[rail]) : NULL;
-        ssize_t result = fi_read(r->ep, in->to + in->asked, bytes, desc, from, in->offer.address + in->asked,
+        ssize_t result = fi_read(s->rails[rail].ep, in->to + in->asked, bytes, desc, from, in->offer.address + in->asked,
                                  in->offer.key[rail], &slot->context);
-        r->waits = result == -FI_EAGAIN;
-        r->reads += result == 0;
         in->waits_ns = result == 0 ? 0 : in->waits_ns;
         if (result != 0) {
             fabric_slot_give(&s->read_free, slot);
@@ -410,6 +440,9 @@ static void fabric_pull_begin(fabric_self *s, fabric_link *l) {
 /* What was read, or could not be, is not to be used: the peer sends it. */
 static void fabric_pull_refuse(fabric_self *s, fabric_link *l) {
     fabric_landing *in = &l->landing;
+    if (s->connects && l->way[FABRIC_IN].number == (uint32_t)in->offer.address) {
+        fabric_way_close(s, &l->way[FABRIC_IN]); /* it may hold some of that still */
+    }
     in->refused = 1;
     in->checking = 0;
     in->done = 0;
@@ -425,7 +458,7 @@ static void fabric_pull_ended(fabric_self *s, fabric_link *l) {
         fabric_pull_refuse(s, l);
     } else if (in->asked < in->bytes) {
         fabric_pull(s, l);
-    } else if (s->host->now_ns(s->host) - in->since_ns > FABRIC_SLOW_NS) {
+    } else if (!s->connects && s->host->now_ns(s->host) - in->since_ns > FABRIC_SLOW_NS) {
         in->checking = 1;
     } else {
         fabric_landing_end(s, l);
@@ -489,7 +522,7 @@ static void fabric_on_offer(fabric_self *s, fabric_link *l, const uint8_t *heade
     in->offer = body;
     if (in->bytes != body.bytes || in->bytes == 0) {
         fabric_damaged(s, l);
-    } else if (in->to == NULL) {
+    } else if (in->to == NULL && !s->connects) {
         fabric_landing_end(s, l);
     } else {
         fabric_pull_begin(s, l);
@@ -581,21 +614,11 @@ static void fabric_on_valid(fabric_self *s, fabric_link *l, const fabric_head *h
 }
 
 /* Where the provider keeps the order, a gap means that messages are lost: it made a new connection by itself after the old
- * one broke. With two sizes of buffers one may find its receive later than the next finds its own; then a gap that stays
- * means it. */
+ * one broke. */
 static void fabric_gap_look(fabric_self *s, fabric_link *l) {
-    if (!s->ordered || l->arrived == l->turn || l->held[l->turn % FABRIC_HOLD] != NULL || s->peers[l->peer].gone) {
-        l->gap_ns = 0;
-        return;
-    }
-    uint64_t now = s->host->now_ns(s->host);
-    l->gap_ns = l->gap_ns != 0 ? l->gap_ns : now;
-    if (s->large_bytes == 0 || now - l->gap_ns > FABRIC_GAP_NS) {
+    if (s->ordered && l->arrived != l->turn && l->held[l->turn % FABRIC_HOLD] == NULL && !s->peers[l->peer].gone) {
         fabric_lose(s, l->peer, ECONNRESET, "the connection broke, and messages are missing");
-        return;
     }
-    s->stuck = 1; /* the timer runs: the time ends also when nothing happens */
-    fabric_backlog_keep(s, l);
 }
 
 /* A message in its place among the others. */
@@ -667,12 +690,11 @@ static int fabric_serve_one(fabric_self *s, fabric_link *l, int *events) {
     }
     fabric_pull_go_on(s, l);
     fabric_heard_out(s, l);
-    fabric_gap_look(s, l);
     if (s->peers[peer].gone) {
         return 0;
     }
     *events += fabric_offers_end(s, l);
-    return !s->peers[peer].gone && (!fabric_push(s, l) || l->bye || l->gap_ns != 0 || fabric_pull_waits(l));
+    return !s->peers[peer].gone && (!fabric_push(s, l) || l->bye || fabric_pull_waits(l));
 }
 
 /* Serves each peer that something is to be done for. The host may bring new ones meanwhile: these go to the end; all

@@ -401,7 +401,7 @@ static struct fi_info *fabric_hints(fabric_self *s) {
     if (hints == NULL) {
         return NULL;
     }
-    hints->caps = FI_TAGGED | FI_RMA; /* tags are not used, but ofi_rxm over tcp hands tagged messages straight on */
+    hints->caps = FI_MSG | FI_RMA;
     hints->mode = FI_CONTEXT | FI_CONTEXT2;
     hints->ep_attr->type = FI_EP_RDM;
     hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
@@ -453,6 +453,63 @@ static ddl_status fabric_select(fabric_self *s, const fabric_wish *w) {
     return status;
 }
 
+/* >>connections */
+
+/* tcp's own endpoint of the address that was chosen; NULL: there is none. */
+static struct fi_info *fabric_connected_info(fabric_self *s, const struct fi_info *list, const struct fi_info *chosen) {
+    for (const struct fi_info *i = list; i != NULL; i = i->next) {
+        if (strcmp(i->fabric_attr->prov_name, "tcp") == 0 && i->src_addrlen == chosen->src_addrlen && i->src_addr != NULL &&
+            memcmp(i->src_addr, chosen->src_addr, i->src_addrlen) == 0) {
+            struct fi_info *copy = s->lib.dupinfo(i);
+            if (copy != NULL) {
+                copy->next = NULL;
+            }
+            return copy;
+        }
+    }
+    return NULL;
+}
+
+/* Of all rails, or of none. tcp;ofi_rxm by its whole name, the modes that tests demand, and data that the kernel moves go without
+ * connections of our own. */
+static ddl_status fabric_connects_select(fabric_self *s, const fabric_wish *w) {
+    struct fi_info *found[FABRIC_RAILS_MAX] = {NULL}, *list = NULL;
+    int named = w->provider != NULL && strchr(w->provider, ';') != NULL;
+    if (!fabric_provider_is(s->rails[0].info, "tcp") || named || s->force_mr != 0 || fabric_library_moves()) {
+        return DDL_OK;
+    }
+    struct fi_info *hints = fabric_hints(s);
+    if (hints == NULL) {
+        return DDL_ERR_NOMEM;
+    }
+    hints->caps = FI_MSG;
+    hints->ep_attr->type = FI_EP_MSG;
+    hints->domain_attr->mr_mode = 0;
+    int result = fabric_getinfo(&s->lib, NULL, 0, hints, &list);
+    s->connects = result == 0;
+    for (int32_t i = 0; i < s->rail_count && s->connects; i++) {
+        found[i] = fabric_connected_info(s, list, s->rails[i].info);
+        s->connects = found[i] != NULL;
+    }
+    for (int32_t i = 0; i < s->rail_count; i++) {
+        struct fi_info *not_used = s->connects ? s->rails[i].info : found[i];
+        s->rails[i].info = s->connects ? found[i] : s->rails[i].info;
+        if (not_used != NULL) {
+            s->lib.freeinfo(not_used);
+        }
+    }
+    s->lib.freeinfo(hints);
+    if (list != NULL) {
+        s->lib.freeinfo(list);
+    }
+    if (s->connects) {
+        fabric_tell(s, s->rails[0].info, "its own connections are used, without ofi_rxm");
+    } else {
+        fabric_log(s, DDL_LOG_INFO, "tcp has no endpoints for connections at these addresses: payloads go in pieces");
+    }
+    return DDL_OK;
+}
+
 /* >>hmem
  * FI_HMEM is asked for when the adapters are chosen: asked for at once it would leave out those without it, and sockets
  * with it would be taken for an adapter without. */
@@ -489,7 +546,8 @@ static const char *fabric_hmem_ask(fabric_self *s, fabric_rail *r) {
 
 static void fabric_hmem_select(fabric_self *s) {
     int cuda = s->device != NULL && strcmp(s->device, "cuda") == 0;
-    s->hmem_refused = cuda ? NULL : "the plugin knows how to register memory of CUDA alone";
+    s->hmem_refused = !cuda ? "the plugin knows how to register memory of CUDA alone"
+                      : s->connects ? "it is software, and would go through memory of the host anyway" : NULL;
     for (int32_t i = 0; s->device != NULL && i < s->rail_count && s->hmem_refused == NULL; i++) {
         s->hmem_refused = fabric_hmem_ask(s, &s->rails[i]);
     }
@@ -502,8 +560,8 @@ static void fabric_hmem_tell(fabric_self *s) {
     if (s->hmem_refused == NULL && (s->force_no_rma || (s->rails[0].info->caps & FI_RMA) == 0)) {
         s->hmem_refused = "it has no reads";
     }
-    if (s->hmem_refused == NULL && s->reads_apart) {
-        s->hmem_refused = "it is software, and what it reads goes through memory of the host anyway";
+    if (s->hmem_refused == NULL && s->unread) {
+        s->hmem_refused = "it is software, and would go through memory of the host anyway";
     }
     if (s->device != NULL && s->hmem_refused == NULL) {
         fabric_log(s, level, "%s has FI_HMEM: messages between tensors on devices are read by the adapter", provider);

@@ -4,6 +4,7 @@
 
 #include "library.h"
 
+#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,14 +18,12 @@ enum {
     FABRIC_ACK_SLOTS = 4,     /* receives per peer for ACKs, which need no credit */
     FABRIC_BASE_SLOTS = 32,   /* receives for first messages */
     FABRIC_SEND_SLOTS = 64,
-    FABRIC_LARGE_BYTES = 262144, /* over sockets so much payload goes in one message, in a large buffer */
-    FABRIC_LARGE_WINDOW = 4,     /* so many of them a peer may have under way, on a tag of their own */
-    FABRIC_LARGE_SENDS = 8,
-    FABRIC_READERS = 8,          /* so often endpoints to read by are opened: see fabric_readers_abandon */
+    FABRIC_RECEIVES = 2048, /* at most, over sockets */
     FABRIC_READ_SLOTS = 16,
-    FABRIC_OFFER_BYTES = 32768, /* payloads above are read by the receiver: beyond, copies cost more than a round trip; */
-    FABRIC_SOCKETS_OFFER_BYTES = 131072, /* over sockets, where the peer's process answers the read */
+    FABRIC_OFFER_BYTES = 32768, /* payloads above are read by the receiver: beyond, copies cost more than a round trip */
     FABRIC_ADDRESS_BYTES = 128,
+    FABRIC_POLL_RANKS = 8, /* fabric_sleeps_on_sockets */
+    FABRIC_SOCKETS = 64,
     FABRIC_BATCH = 16,         /* completions read at once; fewer: there are no more, and to ask again costs a system call */
     FABRIC_CUT_POLLS = 16, /* to take what has come before a connection is closed */
     FABRIC_REGIONS = 512, /* that are kept registered, and their bytes */
@@ -35,7 +34,6 @@ enum {
 #define FABRIC_CUT_NS 200000000u    /* for a read that is under way to end, when its memory is wanted back */
 #define FABRIC_WITHDRAW_NS 50000000u /* from a WITHDRAW to other use of the memory; */
 #define FABRIC_SLOW_NS 20000000u     /* a read that took longer may have seen that, and is checked */
-#define FABRIC_GAP_NS 1000000000u    /* for a message that later ones have overtaken */
 #define FABRIC_CONNECT_NS 1000000000u /* for a connection to read by; then the peer is asked to send */
 #define FABRIC_LINGER_NS 1000000000u /* for the last words to be heard, when an endpoint closes */
 
@@ -50,7 +48,6 @@ enum {
     FABRIC_WITHDRAW, /* the payload of an offer is wanted back: read it no more, and use nothing of it that was slow */
     FABRIC_CHECK,    /* a payload that was slow to read has come: was the offer withdrawn meanwhile? */
     FABRIC_VALID,    /* it was not */
-    FABRIC_READER,   /* the names of the endpoints that I read your offers by, one for each rail */
     FABRIC_ACK,    /* head alone; its number is 0, or FABRIC_HEARD */
     FABRIC_BYE     /* nothing follows the ordered messages before its number: head alone, no credit */
 };
@@ -60,7 +57,7 @@ enum { FABRIC_HEARD = 1 }; /* your BYE is here, and all before it: you may close
 typedef struct fabric_head {
     uint64_t token; /* only members of the job can make it: see fabric_token */
     int32_t source;
-    uint8_t kind, large, pad[2]; /* large: so many messages in large buffers may be sent to me in all, modulo 256 */
+    uint8_t kind, pad[3];
     uint32_t sequence; /* of ordered kinds; of those about an offer, its number */
     uint32_t granted;  /* so many messages with credit may be sent to me in all */
     uint32_t pulled;   /* so many of your offers have ended */
@@ -75,23 +72,24 @@ typedef struct fabric_offer_body {
 typedef struct fabric_address {
     uint8_t version, rails, name_bytes, has_rma;
     char provider[20];
-    uint32_t protocol, slot_bytes, eager_bytes; /* eager_bytes: what ofi_rxm was told to send at once; 0: its default */
+    uint32_t protocol, slot_bytes;
     uint8_t nonce[16];
-    uint8_t names[FABRIC_ADDRESS_BYTES - 52];
+    uint8_t names[FABRIC_ADDRESS_BYTES - 48];
 } fabric_address;
 
 /* One operation of libfabric: a receive, a send with its buffer, or a read. The context is what its completion names. */
 typedef struct fabric_slot {
     struct fi_context2 context; /* first */
-    int32_t role, rail, peer, large;
+    int32_t role, rail, peer;
     uint32_t length; /* of what arrived */
+    uint32_t number; /* of a part of a payload that is sent: its offer; that is received: its connection */
     struct fabric_slot *next;
     uint8_t *bytes;
     void *desc;
     struct fabric_get *get; /* of a read: for which; NULL: for a landing */
 } fabric_slot;
 
-enum { FABRIC_RECV = 1, FABRIC_SEND, FABRIC_READ };
+enum { FABRIC_RECV = 1, FABRIC_SEND, FABRIC_READ, FABRIC_STREAM };
 enum { FABRIC_HOST = -1 }; /* instead of a device */
 
 /* Slots come in blocks, registered as a whole. */
@@ -111,12 +109,12 @@ typedef struct fabric_rail {
     struct fid_cq *cq;
     struct fid_ep *ep;
     struct fid_eq *eq; /* NULL: not needed */
+    struct fid_pep *listener; /* where endpoints have connections; the descriptor of its events: */
+    int eq_fd;
     uint32_t polls;
     int enabled; /* the queue may be read */
     int wait_fd; /* -1: the provider gives none */
     int watched; /* it is in our set */
-    int32_t reads; /* of a reader: under way on it; */
-    int waits;     /* since it was last looked at one could not be started: it may be connecting */
 } fabric_rail;
 
 /* Registered memory, on each rail: see cache.h. */
@@ -136,14 +134,37 @@ typedef struct fabric_cache {
     uint64_t made, found, evicted, stale;
 } fabric_cache;
 
+/* One connection, and a way to a peer, which is made of some: see connect.h. */
+typedef struct fabric_strand {
+    struct fid_ep *ep; /* NULL: there is none */
+    struct fabric_way *way;
+    int32_t rail, state;
+} fabric_strand;
+
+typedef struct fabric_way {
+    fabric_strand strand[FABRIC_RAILS_MAX];
+    struct fabric_link *link;
+    int32_t kind, failures;
+    int ended;         /* the errno of its end, while what came by it is read */
+    uint32_t number;   /* it is the so manieth */
+    uint64_t called_ns, since_ns, retry_ns; /* the last call; the first that failed; none before */
+} fabric_way;
+
+enum { FABRIC_WORDS, FABRIC_OUT, FABRIC_IN, FABRIC_WAYS };
+enum { FABRIC_SHUT, FABRIC_CALLING, FABRIC_ANSWERING, FABRIC_OPEN };
+
 /* A payload of ours that a peer may read, until it has. */
 typedef struct fabric_offer {
     struct fabric_offer *next;
     ddl_message *message; /* NULL: recalled after it was pulled */
     uint32_t number;
-    int refused, valid_due, ended; /* ended: answers that were half-way */
+    int refused, valid_due;
     int withdrawn; /* 1: to be told, 2: the word is under way, 3: it is with the peer: see fabric_put */
     uint64_t repaired; /* bytes that went by REPAIR */
+    uint64_t streamed; /* bytes that were given to OUT of that number; */
+    uint32_t way;
+    int32_t streaming; /* parts of it that are under way */
+    int held;          /* its memory is wanted back */
     fabric_region *region;
 } fabric_offer;
 
@@ -167,12 +188,9 @@ typedef struct fabric_link {
     int in_backlog, again, ack_due, broken; /* again: to be served once more; broken: the errno that progress is to tell, -1: none is known */
     ddl_message *first, **last;      /* waiting to be sent */
     uint32_t sequence, spent, limit; /* ordered messages sent; credits used; credits given by the peer */
-    uint8_t large_spent, large_limit, large_taken, large_window, told_large; /* the same, of large buffers */
-    int large_given; /* the peer has given some at some time */
     uint32_t offer_count, ended;     /* offers made; offers that the peer says have ended */
     fabric_offer *offers, **offers_last;
     uint32_t arrived, turn; /* ordered messages that came; that were dealt with */
-    uint64_t gap_ns;        /* since then the one whose turn it is is missing, while later ones are here; 0: it is not */
     uint32_t taken, window, told_limit, pulled, told_pulled;
     uint64_t withdrawn;  /* by number of the offer, modulo 64 */
     uint32_t refusing; /* REFUSEs that wait to be sent: 0 or 1 */
@@ -180,10 +198,9 @@ typedef struct fabric_link {
     int heard_out;         /* the peer has heard all of ours, or wants nothing more */
     uint32_t bye_at;
     uint64_t bye_ns;       /* since then we try to say that it was heard; 0: not yet */
-    int32_t sends, large_sends, reads; /* operations of libfabric that are under way; large ones count as sends too */
-    fi_addr_t reader_at[FABRIC_RAILS_MAX]; /* its rails as the readers of that round know them; */
-    uint32_t readers_round, readers_told;  /* whose names the peer has been told */
-    fi_addr_t answers[FABRIC_RAILS_MAX];   /* the readers that it named, as our rails know them */
+    int32_t sends, reads; /* operations of libfabric that are under way */
+    fabric_way way[FABRIC_WAYS];
+    uint32_t in_lost; /* the last IN that has ended */
     fabric_slot *held[FABRIC_HOLD];
     fabric_landing landing;
 } fabric_link;
@@ -203,6 +220,7 @@ typedef struct fabric_peer {
     int known, gone, same_host, heard; /* heard: token_in is known */
     uint64_t token_in, token_out;
     fi_addr_t at[FABRIC_RAILS_MAX];
+    uint8_t names[sizeof((fabric_address *)0)->names]; /* to call */
     fabric_link *link;
 } fabric_peer;
 
@@ -214,12 +232,16 @@ typedef struct fabric_self {
     char *host_id;
     fabric_rail rails[FABRIC_RAILS_MAX];
     int32_t rail_count;
-    fabric_rail readers[FABRIC_RAILS_MAX]; /* rail.h */
-    int reads_apart, readers_open;
-    int32_t readers_left; /* so often they may still be opened */
-    uint32_t readers_round;
+    int unread; /* sockets without connect.h: a read ends when its peer helps, or never, so that nothing is read */
+    int connects; /* connect.h */
+    struct fid_ep *shared; /* receives of all WORDS */
+    int calling, ends, look; /* look: for events, at once */
+    int by_sockets; /* we sleep on these, which our set has: */
+    struct pollfd sockets[FABRIC_SOCKETS];
+    size_t socket_count;
+    uint64_t sockets_change;
+    uint8_t *scratch; /* for payloads that nobody wants */
     uint64_t mr_mode, key_next, max_read, inject_bytes, slot_bytes, offer_bytes, speed;
-    uint64_t large_bytes; /* of a large buffer; 0: there are none */
     int ordered, failed;
     int stuck; /* the provider takes nothing now: to be tried again in a while */
     int again; /* a link waits to be served, at once */
@@ -238,7 +260,7 @@ typedef struct fabric_self {
     fabric_peer *peers;
     fabric_link *links;
     fabric_block *blocks;
-    fabric_slot *send_free, *large_free, *read_free, *unposted, *arrived, **arrived_last;
+    fabric_slot *send_free, *read_free, *unposted, *arrived, **arrived_last;
     fabric_offer *offer_free;
     fabric_region *region_free;
     fabric_cache cache;

@@ -5,6 +5,7 @@
 #include "device.h"
 
 #include <sys/epoll.h>
+#include <sys/socket.h>
 #include <sys/timerfd.h>
 
 enum { FABRIC_STUCK_NS = 1000000, FABRIC_BLIND_NS = 500000, FABRIC_ROUNDS = 4 };
@@ -33,7 +34,6 @@ static int32_t fabric_move(fabric_self *s) {
 static void fabric_unwatch(fabric_self *s) {
     for (int32_t i = 0; i < s->rail_count; i++) {
         fabric_watch(s, &s->rails[i], 0);
-        fabric_watch(s, &s->readers[i], 0);
     }
 }
 
@@ -59,37 +59,93 @@ static void fabric_timer(fabric_self *s, long period_ns) {
 }
 
 /* Whether a rank may sleep: 0: something has come. *blind: the provider does not say when something comes. */
-static int fabric_arm_rail(const fabric_rail *r, int *blind) {
-    struct fid *fids[1] = {&r->cq->fid};
-    *blind |= r->wait_fd < 0;
-    return r->wait_fd < 0 || fi_trywait(r->fabric, fids, 1) == 0;
+static int fabric_arm_rail(const fabric_self *s, const fabric_rail *r, int *blind) {
+    struct fid *fids[2];
+    int count = 0, none = r->wait_fd < 0 && !s->by_sockets;
+    if (!none) {
+        fids[count++] = &r->cq->fid;
+    }
+    if (s->connects) {
+        fids[count++] = &r->eq->fid;
+    }
+    *blind |= none;
+    return count == 0 || fi_trywait(r->fabric, fids, count) == 0;
+}
+
+static int fabric_socket_set(const fabric_self *s, int operation, const struct pollfd *p) {
+    struct epoll_event event = {.events = ((p->events & POLLIN) != 0 ? EPOLLIN : 0) | ((p->events & POLLOUT) != 0 ? EPOLLOUT : 0)};
+    return epoll_ctl(s->epoll, operation, p->fd, &event);
+}
+
+/* What else libfabric has in its list are its own signals, of which one may be readable for ever; nothing signals while we sleep. */
+static int fabric_socket_connects(int fd) {
+    int family = AF_UNIX;
+    socklen_t bytes = sizeof family;
+    return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &bytes) == 0 && (family == AF_INET || family == AF_INET6);
+}
+
+/* What is always in our set, anew. */
+static int fabric_set_open(fabric_self *s) {
+    struct epoll_event event = {.events = EPOLLIN};
+    if (s->epoll >= 0) {
+        close(s->epoll);
+    }
+    s->epoll = epoll_create1(EPOLL_CLOEXEC);
+    int ok = s->epoll >= 0 && epoll_ctl(s->epoll, EPOLL_CTL_ADD, s->timer, &event) == 0;
+    for (int32_t i = 0; i < s->rail_count && s->connects && ok; i++) {
+        ok = epoll_ctl(s->epoll, EPOLL_CTL_ADD, s->rails[i].eq_fd, &event) == 0;
+    }
+    return ok;
+}
+
+/* Our set has the connections that libfabric looks at. They stay there: who does not sleep is not woken. Where they have changed the set
+ * is made anew: a connection that was closed stays in it as long as a child of fork has it. Returns whether all are there. */
+static int fabric_sockets_watch(fabric_self *s) {
+    struct pollfd now[FABRIC_SOCKETS];
+    struct fi_wait_pollfd wait = {.nfds = FABRIC_SOCKETS, .fd = now};
+    if (fi_control(&s->rails[0].cq->fid, FI_GETWAIT, &wait) != 0) {
+        return 0;
+    }
+    int same = wait.change_index == s->sockets_change && wait.nfds == s->socket_count;
+    int all = same || fabric_set_open(s);
+    for (size_t i = 0; i < wait.nfds; i++) {
+        struct pollfd *old = &s->sockets[i], *p = &now[i];
+        p->revents = (short)(same ? old->revents : fabric_socket_connects(p->fd)); /* there all the time */
+        if (p->revents && (!same || p->events != old->events)) {
+            all &= fabric_socket_set(s, same ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, p) == 0;
+        }
+        *old = *p;
+    }
+    s->socket_count = all ? wait.nfds : 0;
+    s->sockets_change = wait.change_index;
+    return all;
 }
 
 static ddl_status fabric_arm(void *self, int *out_fd) {
     fabric_self *s = self;
-    int blind = 0, together = s->rail_count > 1;
+    int blind = 0, together = s->rail_count > 1 || s->connects;
+    s->look = 1;
     *out_fd = s->epoll;
     if (s->failed) {
         return DDL_OK;
     }
-    if (s->again || s->arrived != NULL) {
+    if (s->again || s->ends || s->arrived != NULL) {
         return DDL_IN_PROGRESS;
     }
     for (int32_t i = 0; i < s->rail_count; i++) {
-        int reads = s->readers[i].reads > 0;
-        if (!fabric_arm_rail(&s->rails[i], &blind) || (reads && !fabric_arm_rail(&s->readers[i], &blind))) {
+        if (!fabric_arm_rail(s, &s->rails[i], &blind)) {
             return DDL_IN_PROGRESS;
         }
-        together |= reads;
     }
     int busy = s->links != NULL; /* nobody talks to a rank that has not talked: it may look rarely */
     together |= blind || s->stuck;
     for (int32_t i = 0; i < s->rail_count; i++) {
         blind |= !fabric_watch(s, &s->rails[i], together);
-        blind |= !fabric_watch(s, &s->readers[i], s->readers[i].reads > 0);
     }
+    blind |= s->by_sockets && !fabric_sockets_watch(s);
     together |= blind;
     if (together) {
+        *out_fd = s->epoll;
         fabric_timer(s, s->stuck ? FABRIC_STUCK_NS : !blind ? 0 : busy ? FABRIC_BLIND_NS : 20 * FABRIC_BLIND_NS);
     } else { /* it wakes the core itself */
         *out_fd = s->rails[0].wait_fd;
@@ -98,11 +154,8 @@ static ddl_status fabric_arm(void *self, int *out_fd) {
 }
 
 static ddl_status fabric_wait_open(fabric_self *s) {
-    s->epoll = epoll_create1(EPOLL_CLOEXEC);
     s->timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
-    struct epoll_event event = {.events = EPOLLIN};
-    int failed = s->epoll < 0 || s->timer < 0 || epoll_ctl(s->epoll, EPOLL_CTL_ADD, s->timer, &event) != 0;
-    return failed ? DDL_ERR_SYSTEM : DDL_OK;
+    return s->timer >= 0 && fabric_set_open(s) ? DDL_OK : DDL_ERR_SYSTEM;
 }
 
 /* >>memory_back */
@@ -158,7 +211,23 @@ static int fabric_offer_withdraw(fabric_self *s, fabric_link *l, fabric_offer *o
             return 1;
         }
     } while (!s->failed && l->broken == 0 && now - since_ns < (arrived ? FABRIC_WITHDRAW_NS : FABRIC_CUT_NS));
-    return arrived || s->reads_apart; /* reads from now on see the copy; older ones are slow, and checked */
+    return arrived;
+}
+
+/* No part of a payload is under way when this returns: the kernel has what was, or the connection is closed. */
+static int fabric_stream_hold(fabric_self *s, fabric_link *l, fabric_offer *o) {
+    uint64_t deadline = s->host->now_ns(s->host) + FABRIC_CUT_NS;
+    o->held = 1;
+    while (o->streaming > 0 && !s->failed && l->broken == 0 && s->host->now_ns(s->host) < deadline) {
+        fabric_poll(s);
+        s->again = 1;
+    }
+    if (o->streaming > 0) {
+        fabric_log(s, DDL_LOG_INFO, "rank %d takes nothing, and the memory of a message is wanted back: what it has not got "
+                   "is sent anew", l->peer);
+        fabric_way_close(s, &l->way[FABRIC_OUT]);
+    }
+    return l->broken == 0;
 }
 
 /* A payload that a peer reads, or will. What has not been read when this returns is sent from a copy. A peer that cannot
@@ -172,13 +241,13 @@ static int fabric_recall_offer(fabric_self *s, fabric_link *l, const ddl_message
     if (o == NULL) {
         return 0;
     }
-    int safe = fabric_offer_withdraw(s, l, o), pulled = (int32_t)(l->ended - o->number) > 0;
+    int safe = s->connects ? fabric_stream_hold(s, l, o) : fabric_offer_withdraw(s, l, o), pulled = (int32_t)(l->ended - o->number) > 0;
     ddl_message *copy = safe && !pulled ? fabric_orphan(s, m) : NULL;
     o->message = copy;
-    if (!pulled) {
-        fabric_answers_end(s, l, 1);
-    }
-    if (copy != NULL) {
+    o->held = 0;
+    if (copy != NULL && s->connects) {
+        fabric_backlog_add(s, l);
+    } else if (copy != NULL) {
         fabric_offer_move(s, o, copy);
     } else if (!pulled) {
         fabric_log(s, DDL_LOG_INFO, "%s; its link is closed, as the memory of a message is wanted back that rank %d has not "
@@ -239,10 +308,10 @@ static void fabric_redirect(void *self, int32_t peer, void *token, void *new_lan
         in->failed |= in->asked < in->bytes; /* the peer sends it: the new landing is not registered for reads */
         fabric_backlog_add(s, l);
     }
-    if (!fabric_reads_end(s, l) && s->reads_apart) {
-        fabric_log(s, DDL_LOG_INFO, "a read from rank %d does not end, and its memory is wanted back", peer);
-        fabric_readers_abandon(s);
-    } else if (in->reading > 0) {
+    if (s->connects && in->offered && !in->refused && (!fabric_reads_end(s, l) || in->asked < in->bytes)) {
+        fabric_log(s, DDL_LOG_INFO, "a payload of rank %d does not come, and its memory is wanted back", peer);
+        fabric_in_give_up(s, l);
+    } else if (!fabric_reads_end(s, l)) {
         fabric_log(s, DDL_LOG_WARN, "a read from rank %d does not end; its link is closed, as the memory is wanted back",
                    peer);
         fabric_cut(s, l);

@@ -1,0 +1,307 @@
+/* connect: connections of our own, over sockets. What ofi_rxm builds on tcp for everybody, matching, a second queue and a
+ * rendezvous, the core and the rooms above have already; so here are tcp's own endpoints (FI_EP_MSG). Three ways lead to a peer:
+ *
+ *   words   messages, both ways; whoever calls first, and the lower rank when both do
+ *   out     payloads to the peer, each behind the other, as they were offered; we call
+ *   in      the peer's
+ *
+ * each of one connection, out and in of one for each rail, which take parts of a payload in turn. A payload is sent from the memory it
+ * lies in and received into its place: nobody asks for it, since what comes before its receive is posted waits in the kernel. Memory
+ * that is wanted back ends the way that uses it, out or in, and no other; a new one has the next number, which offers name, so
+ * that both sides know which payloads went with the old one. Each call says the number that only members of the job can make
+ * (fabric_token). */
+#ifndef FABRIC_CONNECT_H
+#define FABRIC_CONNECT_H
+
+#include "rail.h"
+
+enum { FABRIC_PART = 1 << 20 }; /* so much of a payload is one message of libfabric's, at most */
+enum { FABRIC_CALLS = 8 };      /* in vain, and the peer cannot be reached */
+#define FABRIC_CALL_NS 10000000u /* after one that failed */
+#define FABRIC_CALLED_NS 10000000000u /* for a call of the lower rank's, whose first packets may be lost */
+
+typedef struct fabric_hello {
+    uint64_t token;
+    int32_t source;
+    uint32_t kind, number, zero;
+} fabric_hello;
+
+static void fabric_break(fabric_self *s, fabric_link *l, int error);
+static fabric_link *fabric_link_of(fabric_self *s, int32_t peer);
+static int fabric_is_from(fabric_self *s, int32_t source, uint64_t token);
+
+/* >>parts */
+
+/* What both sides cut a payload into; all rails have some of it. */
+static uint64_t fabric_part(const fabric_self *s, uint64_t bytes) {
+    uint64_t part = (bytes / (uint64_t)s->rail_count + 4096) & ~(uint64_t)4095;
+    part = part < FABRIC_PART ? part : FABRIC_PART;
+    return part < s->max_read ? part : s->max_read;
+}
+
+/* The connection that a part goes by. */
+static fabric_strand *fabric_strand_of(fabric_self *s, fabric_way *w, uint64_t at, uint64_t part) {
+    return &w->strand[at / part % (uint64_t)s->rail_count];
+}
+
+/* >>opening */
+
+static ddl_status fabric_listen(fabric_self *s, fabric_rail *r) {
+    struct fi_eq_attr eq = {.wait_obj = FI_WAIT_FD};
+    int result = s->lib.fabric(r->info->fabric_attr, &r->fabric, NULL);
+    if (result != 0) {
+        return fabric_failed(s, "fi_fabric", result);
+    }
+    if ((result = fi_domain(r->fabric, r->info, &r->domain, NULL)) != 0) {
+        return fabric_failed(s, "fi_domain", result);
+    }
+    if ((result = fi_eq_open(r->fabric, &eq, &r->eq, NULL)) != 0 ||
+        (result = fi_control(&r->eq->fid, FI_GETWAIT, &r->eq_fd)) != 0) {
+        return fabric_failed(s, "fi_eq_open", result);
+    }
+    if ((result = fabric_cq_open(s, r)) != 0) {
+        return fabric_failed(s, "fi_cq_open", result);
+    }
+    if ((result = fi_passive_ep(r->fabric, r->info, &r->listener, NULL)) != 0 ||
+        (result = fi_pep_bind(r->listener, &r->eq->fid, 0)) != 0 || (result = fi_listen(r->listener)) != 0) {
+        return fabric_failed(s, "listening", result);
+    }
+    r->enabled = 1;
+    return DDL_OK;
+}
+
+static ddl_status fabric_connections_open(fabric_self *s) {
+    ddl_status status = DDL_OK;
+    for (int32_t i = 0; i < s->rail_count && status == DDL_OK; i++) {
+        status = fabric_listen(s, &s->rails[i]);
+    }
+    struct fi_rx_attr receives = *s->rails[0].info->rx_attr;
+    receives.size = FABRIC_RECEIVES;
+    int result = status == DDL_OK ? fi_srx_context(s->rails[0].domain, &receives, &s->shared, NULL) : 0;
+    return result != 0 ? fabric_failed(s, "fi_srx_context", result) : status;
+}
+
+/* >>one way */
+
+static int32_t fabric_strands(const fabric_self *s, const fabric_way *w) { return w->kind == FABRIC_WORDS ? 1 : s->rail_count; }
+
+static int fabric_way_has(const fabric_self *s, const fabric_way *w, int state) {
+    int has = 1;
+    for (int32_t i = 0; i < fabric_strands(s, w); i++) {
+        has &= w->strand[i].state == state;
+    }
+    return has;
+}
+
+static void fabric_strand_enter(fabric_self *s, fabric_strand *strand, int state) {
+    s->calling += (state == FABRIC_CALLING || state == FABRIC_ANSWERING) -
+                  (strand->state == FABRIC_CALLING || strand->state == FABRIC_ANSWERING);
+    strand->state = state;
+}
+
+/* What was under way by a way that is closed has failed; not all of it has a completion. */
+static void fabric_way_fail(fabric_way *w) {
+    fabric_link *l = w->link;
+    fabric_landing *in = &l->landing;
+    if (w->kind == FABRIC_IN && in->active && in->offered && (uint32_t)in->offer.address == w->number) {
+        l->reads -= in->reading;
+        in->reading = 0;
+        in->failed |= in->done < in->bytes;
+    }
+    for (fabric_offer *o = l->offers; o != NULL && w->kind == FABRIC_OUT; o = o->next) {
+        o->streaming = 0;
+    }
+    if (w->kind == FABRIC_IN && (int32_t)(w->number - l->in_lost) > 0) {
+        l->in_lost = w->number;
+    }
+}
+
+/* After this it touches no memory any more. The peer sees the end also where a child of fork has the descriptors still. */
+static void fabric_way_close(fabric_self *s, fabric_way *w) {
+    int closed = 0;
+    w->ended = 0;
+    for (int32_t i = 0; i < FABRIC_RAILS_MAX; i++) {
+        fabric_strand *strand = &w->strand[i];
+        int complete = strand->state != FABRIC_SHUT; /* libfabric crashes where queues are missing */
+        fabric_strand_enter(s, strand, FABRIC_SHUT);
+        if (strand->ep != NULL) {
+            (void)(complete && fi_shutdown(strand->ep, 0));
+            fi_close(&strand->ep->fid);
+            strand->ep = NULL;
+            closed = 1;
+        }
+    }
+    if (closed) {
+        fabric_way_fail(w);
+        fabric_backlog_add(s, w->link);
+    }
+}
+
+static void fabric_ways_close(fabric_self *s, fabric_link *l) {
+    for (int i = 0; i < FABRIC_WAYS; i++) {
+        fabric_way_close(s, &l->way[i]);
+    }
+}
+
+static int fabric_strand_make(fabric_self *s, fabric_strand *strand, struct fi_info *info) {
+    fabric_rail *r = &s->rails[strand->rail];
+    int result = fi_endpoint(r->domain, info, &strand->ep, strand);
+    if (result != 0) {
+        strand->ep = NULL;
+        return result;
+    }
+    result = fi_ep_bind(strand->ep, &r->eq->fid, 0);
+    result = result == 0 ? fi_ep_bind(strand->ep, &r->cq->fid, FI_TRANSMIT | FI_RECV) : result;
+    result = result == 0 && strand->way->kind == FABRIC_WORDS ? fi_ep_bind(strand->ep, &s->shared->fid, 0) : result;
+    return result == 0 ? fi_enable(strand->ep) : result;
+}
+
+/* It did not come about, and is called once more in a while. Of two that call each other the higher rank is refused, and called: it
+ * cannot tell when that will be, and gives up late. */
+static void fabric_way_failed(fabric_self *s, fabric_way *w, int error) {
+    int32_t peer = w->link->peer;
+    uint64_t now = s->host->now_ns(s->host);
+    fabric_way_close(s, w);
+    w->since_ns = w->failures == 0 ? now : w->since_ns;
+    w->failures += w->failures < FABRIC_CALLS;
+    w->retry_ns = now + FABRIC_CALL_NS * (uint64_t)w->failures;
+    fabric_log(s, DDL_LOG_DEBUG, "a connection to rank %d did not come about: %s", peer, fabric_error(s, error));
+    int patient = s->rank > peer && now - w->since_ns < FABRIC_CALLED_NS;
+    if (w->kind == FABRIC_WORDS && w->failures == FABRIC_CALLS && !patient) {
+        fabric_log(s, DDL_LOG_INFO, "rank %d takes no connection of tcp: %s", peer, fabric_error(s, error));
+        fabric_break(s, w->link, error);
+    }
+}
+
+static void fabric_way_call(fabric_self *s, fabric_way *w) {
+    const fabric_peer *p = &s->peers[w->link->peer];
+    fabric_hello hello = {.token = p->token_out, .source = s->rank, .kind = (uint32_t)w->kind, .number = ++w->number};
+    w->called_ns = s->host->now_ns(s->host);
+    for (int32_t i = 0; i < fabric_strands(s, w); i++) {
+        fabric_strand *strand = &w->strand[i];
+        int result = fabric_strand_make(s, strand, s->rails[i].info);
+        result = result == 0 ? fi_connect(strand->ep, p->names + (size_t)i * s->address.name_bytes, &hello, sizeof hello) : result;
+        if (result != 0) {
+            fabric_way_failed(s, w, -result);
+            return;
+        }
+        fabric_strand_enter(s, strand, FABRIC_CALLING);
+    }
+}
+
+/* Whether it is open. Else it is called, now or when some time has passed. A peer that computes answers late; payloads do not wait for
+ * it longer than a second: they go in pieces. */
+static int fabric_way_is_open(fabric_self *s, fabric_way *w) {
+    if (fabric_way_has(s, w, FABRIC_OPEN)) {
+        return 1;
+    }
+    uint64_t now = s->host->now_ns(s->host);
+    int shut = fabric_way_has(s, w, FABRIC_SHUT);
+    if (shut && w->link->broken == 0 && now >= w->retry_ns) {
+        fabric_way_call(s, w);
+    } else if (!shut && w->kind == FABRIC_OUT && now - w->called_ns > FABRIC_CONNECT_NS) {
+        fabric_way_failed(s, w, ETIMEDOUT);
+    }
+    return 0;
+}
+
+/* >>events */
+
+/* Whether a call that has come by a rail is answered. Else it is refused. */
+static int fabric_call_answer(fabric_self *s, int32_t rail, const fabric_hello *hello, struct fi_info *info) {
+    int known = fabric_is_from(s, hello->source, hello->token) && !s->peers[hello->source].gone && !s->failed;
+    fabric_link *l = known ? fabric_link_of(s, hello->source) : NULL;
+    int words = hello->kind == FABRIC_WORDS;
+    if (l == NULL || (words ? rail != 0 : hello->kind != FABRIC_OUT)) {
+        return 0;
+    }
+    fabric_way *w = &l->way[words ? FABRIC_WORDS : FABRIC_IN];
+    fabric_strand *strand = &w->strand[rail];
+    if (words && (strand->state == FABRIC_CALLING ? s->rank < l->peer : strand->ep != NULL)) {
+        return 0; /* ours counts */
+    }
+    if (!words && ((int32_t)(hello->number - w->number) < 0 || (int32_t)(hello->number - l->in_lost) <= 0)) {
+        return 0; /* given up meanwhile */
+    }
+    if (words || hello->number != w->number || strand->ep != NULL) {
+        fabric_way_close(s, w);
+    }
+    w->number = hello->number;
+    int result = fabric_strand_make(s, strand, info);
+    result = result == 0 ? fi_accept(strand->ep, NULL, 0) : result;
+    if (result == 0) {
+        fabric_strand_enter(s, strand, FABRIC_ANSWERING);
+        return 1;
+    }
+    int made = strand->ep != NULL; /* it has taken the connection over, and closes it */
+    fabric_way_failed(s, w, -result);
+    return made;
+}
+
+/* A connection has ended, or has not come about. What came by one that was open is read first: see fabric_poll. */
+static void fabric_strand_ended(fabric_self *s, fabric_strand *strand, int error) {
+    fabric_way *w = strand->way;
+    if (w->kind == FABRIC_IN || fabric_way_has(s, w, FABRIC_OPEN)) {
+        w->ended = error > 0 ? error : ECONNRESET;
+        s->ends = 1;
+    } else {
+        fabric_way_failed(s, w, error > 0 ? error : ECONNRESET);
+    }
+}
+
+static void fabric_event(fabric_self *s, int32_t rail, uint32_t event, struct fi_eq_cm_entry *entry, size_t bytes) {
+    fabric_hello hello;
+    fabric_strand *strand = entry->fid->context;
+    if (event == FI_CONNREQ) {
+        int whole = bytes >= sizeof *entry + sizeof hello;
+        memcpy(&hello, entry->data, sizeof hello);
+        if (!whole || !fabric_call_answer(s, rail, &hello, entry->info)) {
+            fi_reject(s->rails[rail].listener, entry->info->handle, NULL, 0);
+        }
+        s->lib.freeinfo(entry->info);
+    } else if (event == FI_CONNECTED && strand != NULL) {
+        fabric_strand_enter(s, strand, FABRIC_OPEN);
+        strand->way->failures = fabric_way_has(s, strand->way, FABRIC_OPEN) ? 0 : strand->way->failures;
+        fabric_backlog_add(s, strand->way->link);
+    } else if (event == FI_SHUTDOWN && strand != NULL) {
+        fabric_strand_ended(s, strand, 0);
+    }
+}
+
+/* Calls, answers and ends that a rail has seen. */
+static void fabric_events(fabric_self *s, fabric_rail *r) {
+    _Alignas(struct fi_eq_cm_entry) uint8_t room[sizeof(struct fi_eq_cm_entry) + 256];
+    for (int i = 0; i < FABRIC_BATCH; i++) {
+        struct fi_eq_err_entry wrong;
+        uint32_t event;
+        ssize_t n = fi_eq_read(r->eq, &event, room, sizeof room, 0);
+        memset(&wrong, 0, sizeof wrong);
+        if (n >= (ssize_t)sizeof(struct fi_eq_cm_entry)) {
+            fabric_event(s, (int32_t)(r - s->rails), event, (struct fi_eq_cm_entry *)(void *)room, (size_t)n);
+        } else if (n == -FI_EAVAIL && fi_eq_readerr(r->eq, &wrong, 0) > 0) {
+            if (wrong.fid != NULL && wrong.fid->context != NULL) {
+                fabric_strand_ended(s, wrong.fid->context, wrong.err);
+            }
+        } else {
+            return;
+        }
+    }
+}
+
+/* Ways that have ended, when all that came by them has been read. */
+static void fabric_ends(fabric_self *s) {
+    s->ends = 0;
+    for (fabric_link *l = s->links; l != NULL; l = l->next) {
+        for (int i = 0; i < FABRIC_WAYS; i++) {
+            fabric_way *w = &l->way[i];
+            if (w->ended != 0 && w->kind == FABRIC_WORDS) {
+                fabric_break(s, l, w->ended);
+                w->ended = 0;
+            } else if (w->ended != 0) {
+                fabric_way_close(s, w);
+            }
+        }
+    }
+}
+
+#endif /* FABRIC_CONNECT_H */
