@@ -66,12 +66,22 @@ static ddl_status fabric_listen(fabric_self *s, fabric_rail *r) {
         (result = fi_pep_bind(r->listener, &r->eq->fid, 0)) != 0 || (result = fi_listen(r->listener)) != 0) {
         return fabric_failed(s, "listening", result);
     }
-    r->enabled = 1;
     return DDL_OK;
+}
+
+/* Three connections to each peer, beside those of the core, which has seen to its own. */
+static void fabric_descriptors_raise(const fabric_self *s) {
+    struct rlimit limit;
+    rlim_t wanted = 64 + 6 * (rlim_t)s->world_size;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < wanted) {
+        limit.rlim_cur = wanted < limit.rlim_max ? wanted : limit.rlim_max;
+        (void)setrlimit(RLIMIT_NOFILE, &limit); /* with fewer some payloads go in pieces */
+    }
 }
 
 static ddl_status fabric_connections_open(fabric_self *s) {
     ddl_status status = DDL_OK;
+    fabric_descriptors_raise(s);
     for (int32_t i = 0; i < s->rail_count && status == DDL_OK; i++) {
         status = fabric_listen(s, &s->rails[i]);
     }

@@ -352,7 +352,7 @@ static ddl_status fabric_objects(fabric_self *s, const ddl_transport_params *par
 /* Takes what still waits: ofi_rxm with receives of each connection crashes on it (fabric_library_variables). Bounded, as
  * peers may go on sending. */
 static void fabric_drain(fabric_rail *r) {
-    struct fi_cq_tagged_entry entry[16];
+    struct fi_cq_msg_entry entry[16];
     struct fi_cq_err_entry wrong;
     ssize_t n = 1;
     for (int i = 0; i < 1000 && r->enabled && (n > 0 || n == -FI_EAVAIL); i++) {

@@ -123,8 +123,8 @@ static void fabric_blocks_free(fabric_self *s) {
 }
 
 /* Where slots begin: so far behind multiples of a step, never at the start of a page. Of a connection with nothing under
- * way the kernel puts what it sends 24 bytes further, behind ofi_rxm's head, and Zen 3 and 4 copy a fifteenth as fast to
- * a place that lies 1 to 31 bytes further in its page than its source (plugins/shm/copy.h; 64 KiB sent in 51 us, or 18). */
+ * way the kernel puts what it sends behind libfabric's head, 16 bytes of tcp's or 24 of ofi_rxm's, and Zen 3 and 4 copy a fifteenth
+ * as fast to a place that lies 1 to 31 bytes further in its page than its source (plugins/shm/copy.h; 64 KiB sent in 51 us, or 18). */
 enum { FABRIC_SLOT_STEP = 128, FABRIC_SLOT_BEHIND = 64 };
 
 /* `count` slots of one role, chained to *list. bytes 0: without memory. */

@@ -122,6 +122,13 @@ static int fabric_send_pieces(fabric_self *s, fabric_link *l, ddl_message *m) {
     return FABRIC_GONE;
 }
 
+/* The peer has been told of it. */
+static void fabric_offer_add(fabric_link *l, fabric_offer *o) {
+    o->number = l->offer_count++;
+    *l->offers_last = o;
+    l->offers_last = &o->next;
+}
+
 static fabric_offer *fabric_offer_new(fabric_self *s, ddl_message *m) {
     fabric_offer *o = s->offer_free;
     if (o != NULL) {
@@ -136,36 +143,42 @@ static fabric_offer *fabric_offer_new(fabric_self *s, ddl_message *m) {
     return o;
 }
 
+/* The next part of a payload. Returns an error of libfabric's. */
+static ssize_t fabric_stream_part(fabric_self *s, fabric_link *l, fabric_offer *o) {
+    uint64_t part = fabric_part(s, o->message->payload_bytes), left = o->message->payload_bytes - o->streamed;
+    uint64_t bytes = left < part ? left : part;
+    fabric_slot *slot = o->held ? NULL : fabric_read_slot(s, FABRIC_STREAM);
+    if (slot == NULL) {
+        return -FI_EAGAIN;
+    }
+    slot->peer = l->peer;
+    slot->number = o->number;
+    ssize_t result = fi_send(fabric_strand_of(s, &l->way[FABRIC_OUT], o->streamed, part)->ep,
+                             (const uint8_t *)o->message->payload + o->streamed, bytes, NULL, 0, &slot->context);
+    if (result != 0) {
+        fabric_slot_give(&s->read_free, slot);
+        return result;
+    }
+    o->streamed += bytes;
+    o->streaming++;
+    return 0;
+}
+
 /* Gives OUT what it takes of offered payloads, in their order. Returns whether none is left. */
 static int fabric_stream(fabric_self *s, fabric_link *l) {
     fabric_way *w = &l->way[FABRIC_OUT];
     for (fabric_offer *o = l->offers; o != NULL && fabric_way_has(s, w, FABRIC_OPEN); o = o->next) {
-        if (o->way != w->number || o->message == NULL) {
-            continue;
-        }
-        uint64_t part = fabric_part(s, o->message->payload_bytes);
-        while (o->streamed < o->message->payload_bytes) {
-            uint64_t left = o->message->payload_bytes - o->streamed, bytes = left < part ? left : part;
-            fabric_slot *slot = o->held ? NULL : fabric_read_slot(s, FABRIC_STREAM);
-            ssize_t result = -FI_EAGAIN;
-            if (slot != NULL) {
-                slot->peer = l->peer;
-                slot->number = o->number;
-                result = fi_send(fabric_strand_of(s, w, o->streamed, part)->ep,
-                                 (const uint8_t *)o->message->payload + o->streamed, bytes, NULL, 0, &slot->context);
+        int goes = o->way == w->number && o->message != NULL;
+        while (goes && o->streamed < o->message->payload_bytes) {
+            ssize_t result = fabric_stream_part(s, l, o);
+            if (result == -FI_EAGAIN) {
+                s->stuck = 1;
+                return 0;
             }
             if (result != 0) {
-                if (slot != NULL) {
-                    fabric_slot_give(&s->read_free, slot);
-                }
-                s->stuck = 1;
-                if (result != -FI_EAGAIN) {
-                    fabric_way_failed(s, w, (int)-result);
-                }
-                return result != -FI_EAGAIN;
+                fabric_way_failed(s, w, (int)-result);
+                return 1;
             }
-            o->streamed += bytes;
-            o->streaming++;
         }
     }
     return 1;
@@ -193,9 +206,7 @@ static int fabric_send_streamed(fabric_self *s, fabric_link *l, ddl_message *m) 
         fabric_offer_free(s, o);
         return FABRIC_LATER;
     }
-    o->number = l->offer_count++;
-    *l->offers_last = o;
-    l->offers_last = &o->next;
+    fabric_offer_add(l, o);
     if (!fabric_stream(s, l)) {
         fabric_backlog_add(s, l);
     }
@@ -223,9 +234,7 @@ static int fabric_send_offer(fabric_self *s, fabric_link *l, ddl_message *m) {
         fabric_offer_free(s, o);
         return FABRIC_LATER;
     }
-    o->number = l->offer_count++;
-    *l->offers_last = o;
-    l->offers_last = &o->next;
+    fabric_offer_add(l, o);
     return FABRIC_OFFERED;
 }
 

@@ -46,7 +46,7 @@ static int32_t fabric_progress(void *self, int32_t expect) {
 }
 
 /* A timer makes the descriptor readable where the provider has none, or takes nothing and will not say when it does
- * again (ofi_rxm while it connects). It runs only then, so that an idle rank sleeps. */
+ * again (while it connects). It runs only then, so that an idle rank sleeps. */
 static void fabric_timer(fabric_self *s, long period_ns) {
     struct itimerspec at = {{0, 0}, {0, period_ns}};
     uint64_t ticks;
