@@ -18,6 +18,7 @@
 enum { FABRIC_PART = 1 << 20 }; /* so much of a payload is one message of libfabric's, at most */
 enum { FABRIC_CALLS = 8 };      /* in vain, and the peer cannot be reached */
 #define FABRIC_CALL_NS 10000000u /* after one that failed */
+#define FABRIC_END_NS 100000000u /* for the core to hear why WORDS have ended */
 #define FABRIC_CALLED_NS 10000000000u /* for a call of the lower rank's, whose first packets may be lost */
 
 typedef struct fabric_hello {
@@ -248,12 +249,19 @@ static int fabric_call_answer(fabric_self *s, int32_t rail, const fabric_hello *
     return made;
 }
 
+static void fabric_way_ends(fabric_self *s, fabric_way *w, int error) {
+    if (w->ended == 0) {
+        w->ended = error > 0 ? error : ECONNRESET;
+        w->ended_ns = s->host->now_ns(s->host);
+    }
+    s->ends = 1;
+}
+
 /* A connection has ended, or has not come about. What came by one that was open is read first: see fabric_poll. */
 static void fabric_strand_ended(fabric_self *s, fabric_strand *strand, int error) {
     fabric_way *w = strand->way;
     if (w->kind == FABRIC_IN || fabric_way_has(s, w, FABRIC_OPEN)) {
-        w->ended = error > 0 ? error : ECONNRESET;
-        s->ends = 1;
+        fabric_way_ends(s, w, error);
     } else {
         fabric_way_failed(s, w, error > 0 ? error : ECONNRESET);
     }
@@ -298,13 +306,17 @@ static void fabric_events(fabric_self *s, fabric_rail *r) {
     }
 }
 
-/* Ways that have ended, when all that came by them has been read. */
+/* Ways that have ended, when all that came by them has been read. The core knows of a process's end by itself, a moment later than its
+ * connections end, and then says what happened: until then nobody is told that WORDS are gone. */
 static void fabric_ends(fabric_self *s) {
     s->ends = 0;
     for (fabric_link *l = s->links; l != NULL; l = l->next) {
         for (int i = 0; i < FABRIC_WAYS; i++) {
             fabric_way *w = &l->way[i];
-            if (w->ended != 0 && w->kind == FABRIC_WORDS) {
+            int early = s->host->now_ns(s->host) - w->ended_ns < FABRIC_END_NS && !s->peers[l->peer].gone;
+            if (w->ended != 0 && w->kind == FABRIC_WORDS && early) {
+                s->ends = s->stuck = 1; /* the timer runs */
+            } else if (w->ended != 0 && w->kind == FABRIC_WORDS) {
                 fabric_break(s, l, w->ended);
                 w->ended = 0;
             } else if (w->ended != 0) {

@@ -8,13 +8,22 @@ enum { FABRIC_LATER = 0, FABRIC_GONE = 1, FABRIC_OFFERED = 2 };
 
 static size_t fabric_core_bytes(void) { return sizeof(fabric_head) + DDL_MESSAGE_HEADER_BYTES; }
 
+/* An operation on what messages go by has failed. */
+static void fabric_words_failed(fabric_self *s, fabric_link *l, int error) {
+    if (s->connects) {
+        fabric_way_ends(s, &l->way[FABRIC_WORDS], error);
+    } else {
+        fabric_break(s, l, error);
+    }
+}
+
 /* What messages to a peer go by; NULL: it is being connected. */
 static struct fid_ep *fabric_ep_to(fabric_self *s, fabric_link *l) {
     if (!s->connects) {
         return s->rails[0].ep;
     }
     fabric_way *w = &l->way[FABRIC_WORDS];
-    int open = fabric_way_is_open(s, w);
+    int open = w->ended == 0 && fabric_way_is_open(s, w);
     s->stuck |= !open;
     return open ? w->strand[0].ep : NULL;
 }
@@ -60,7 +69,7 @@ static int fabric_slot_send(fabric_self *s, fabric_link *l, fabric_slot *slot, s
     }
     if (result != 0) {
         fabric_log(s, DDL_LOG_DEBUG, "sending to rank %d failed: %s", l->peer, fabric_error(s, (int)result));
-        fabric_break(s, l, (int)-result);
+        fabric_words_failed(s, l, (int)-result);
         return FABRIC_LATER;
     }
     l->ack_due = 0; /* every head says it */

@@ -203,7 +203,7 @@ static void fabric_completed_badly(fabric_self *s, fabric_rail *r) {
         fabric_link *l = s->peers[slot->peer].link;
         fabric_send_ended(s, slot, e.err);
         if (!s->peers[l->peer].gone) {
-            fabric_break(s, l, e.err);
+            fabric_words_failed(s, l, e.err);
         }
     }
 }

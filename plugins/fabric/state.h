@@ -145,7 +145,8 @@ typedef struct fabric_way {
     fabric_strand strand[FABRIC_RAILS_MAX];
     struct fabric_link *link;
     int32_t kind, failures;
-    int ended;         /* the errno of its end, while what came by it is read */
+    int ended;         /* the errno of its end, while what came by it is read; */
+    uint64_t ended_ns; /* since then */
     uint32_t number;   /* it is the so manieth */
     uint64_t called_ns, since_ns, retry_ns; /* the last call; the first that failed; none before */
 } fabric_way;

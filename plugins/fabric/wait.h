@@ -129,7 +129,7 @@ static ddl_status fabric_arm(void *self, int *out_fd) {
     if (s->failed) {
         return DDL_OK;
     }
-    if (s->again || s->ends || s->arrived != NULL) {
+    if (s->again || s->arrived != NULL) {
         return DDL_IN_PROGRESS;
     }
     for (int32_t i = 0; i < s->rail_count; i++) {
