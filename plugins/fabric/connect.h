@@ -33,11 +33,10 @@ static int fabric_is_from(fabric_self *s, int32_t source, uint64_t token);
 
 /* >>parts */
 
-/* What both sides cut a payload into; all rails have some of it. */
+/* What both sides cut a payload into. */
 static uint64_t fabric_part(const fabric_self *s, uint64_t bytes) {
-    uint64_t part = (bytes / (uint64_t)s->rail_count + 4096) & ~(uint64_t)4095;
-    part = part < FABRIC_PART ? part : FABRIC_PART;
-    return part < s->max_read ? part : s->max_read;
+    uint64_t part = fabric_rail_part(s, bytes);
+    return part < FABRIC_PART ? part : FABRIC_PART;
 }
 
 /* The connection that a part goes by. */
@@ -313,14 +312,16 @@ static void fabric_ends(fabric_self *s) {
     for (fabric_link *l = s->links; l != NULL; l = l->next) {
         for (int i = 0; i < FABRIC_WAYS; i++) {
             fabric_way *w = &l->way[i];
-            int early = s->host->now_ns(s->host) - w->ended_ns < FABRIC_END_NS && !s->peers[l->peer].gone;
-            if (w->ended != 0 && w->kind == FABRIC_WORDS && early) {
+            if (w->ended == 0) {
+                continue;
+            }
+            if (w->kind != FABRIC_WORDS) {
+                fabric_way_close(s, w);
+            } else if (s->host->now_ns(s->host) - w->ended_ns < FABRIC_END_NS && !s->peers[l->peer].gone) {
                 s->ends = s->stuck = 1; /* the timer runs */
-            } else if (w->ended != 0 && w->kind == FABRIC_WORDS) {
+            } else {
                 fabric_break(s, l, w->ended);
                 w->ended = 0;
-            } else if (w->ended != 0) {
-                fabric_way_close(s, w);
             }
         }
     }

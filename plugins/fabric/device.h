@@ -58,8 +58,7 @@ static ddl_status fabric_memory_register_on(void *self, const char *device, int3
 
 /* Starts reads of what is still to be read, split over the rails. */
 static void fabric_get_pull(fabric_self *s, fabric_get *g) {
-    uint64_t part = (g->bytes / (uint64_t)s->rail_count + 4096) & ~(uint64_t)4095;
-    part = part < s->max_read ? part : s->max_read;
+    uint64_t part = fabric_rail_part(s, g->bytes);
     while (g->asked < g->bytes && !g->failed && !s->failed) {
         uint64_t left = g->bytes - g->asked, bytes = left < part ? left : part;
         int32_t rail = (int32_t)(g->asked / part % (uint64_t)s->rail_count);

@@ -33,7 +33,7 @@ static ddl_status fabric_failed(fabric_self *s, const char *what, long result) {
 }
 
 /* tcp of libfabric before 1.18 looks at its connections with poll or with epoll. epoll is one descriptor for all, and costs every
- * message 2 us; poll costs as much with some twenty connections. So a job of a few ranks sleeps on the connections themselves
+ * message 2 us; poll looks at each connection every time. So a job of a few ranks sleeps on the connections themselves
  * (fabric_sockets_watch). */
 static int fabric_sleeps_on_sockets(const fabric_self *s) {
     return s->connects && s->rail_count == 1 && !s->force_no_wait && s->world_size <= FABRIC_POLL_RANKS &&
@@ -121,6 +121,12 @@ static void fabric_rail_close(fabric_self *s, fabric_rail *r) {
         s->lib.freeinfo(r->info);
     }
     memset(r, 0, sizeof *r);
+}
+
+/* What is moved at once of so many bytes; all rails have some of it. */
+static uint64_t fabric_rail_part(const fabric_self *s, uint64_t bytes) {
+    uint64_t part = (bytes / (uint64_t)s->rail_count + 4096) & ~(uint64_t)4095;
+    return part < s->max_read ? part : s->max_read;
 }
 
 /* While a rank sleeps, a rail's descriptor is in our set when others are, too: one that is in a set costs every message a

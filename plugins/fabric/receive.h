@@ -334,6 +334,21 @@ static void fabric_pull_stopped(fabric_self *s, fabric_link *l, int error) {
     }
 }
 
+/* A read, or a receive, of the next part was asked for, with that result. Returns whether it is under way. */
+static int fabric_pull_began(fabric_self *s, fabric_link *l, fabric_slot *slot, ssize_t result) {
+    fabric_landing *in = &l->landing;
+    if (result != 0) {
+        fabric_slot_give(&s->read_free, slot);
+        fabric_pull_stopped(s, l, (int)result);
+        return 0;
+    }
+    in->waits_ns = 0;
+    in->asked += slot->length;
+    in->reading++;
+    l->reads++;
+    return 1;
+}
+
 /* What is coming by IN is not received there: it is asked for once more. */
 static void fabric_in_give_up(fabric_self *s, fabric_link *l) {
     fabric_way_close(s, &l->way[FABRIC_IN]);
@@ -372,15 +387,9 @@ static void fabric_take_in(fabric_self *s, fabric_link *l) {
         slot->number = number;
         slot->length = (uint32_t)bytes;
         ssize_t result = fi_recv(ep, in->to != NULL ? in->to + in->asked : s->scratch, bytes, NULL, 0, &slot->context);
-        in->waits_ns = result == 0 ? 0 : in->waits_ns;
-        if (result != 0) {
-            fabric_slot_give(&s->read_free, slot);
-            fabric_pull_stopped(s, l, (int)result);
+        if (!fabric_pull_began(s, l, slot, result)) {
             return;
         }
-        in->asked += bytes;
-        in->reading++;
-        l->reads++;
     }
 }
 
@@ -391,8 +400,7 @@ static void fabric_pull(fabric_self *s, fabric_link *l) {
         fabric_take_in(s, l);
         return;
     }
-    uint64_t part = (in->bytes / (uint64_t)s->rail_count + 4096) & ~(uint64_t)4095;
-    part = part < s->max_read ? part : s->max_read;
+    uint64_t part = fabric_rail_part(s, in->bytes);
     while (in->asked < in->bytes && !in->failed && !s->failed) {
         uint64_t left = in->bytes - in->asked, bytes = left < part ? left : part;
         int32_t rail = (int32_t)(in->asked / part % (uint64_t)s->rail_count);
@@ -409,15 +417,9 @@ static void fabric_pull(fabric_self *s, fabric_link *l) {
         void *desc = in->region != NULL ? fi_mr_desc(in->region->mr[rail]) : NULL;
         ssize_t result = fi_read(s->rails[rail].ep, in->to + in->asked, bytes, desc, from, in->offer.address + in->asked,
                                  in->offer.key[rail], &slot->context);
-        in->waits_ns = result == 0 ? 0 : in->waits_ns;
-        if (result != 0) {
-            fabric_slot_give(&s->read_free, slot);
-            fabric_pull_stopped(s, l, (int)result);
+        if (!fabric_pull_began(s, l, slot, result)) {
             return;
         }
-        in->asked += bytes;
-        in->reading++;
-        l->reads++;
     }
 }
 
