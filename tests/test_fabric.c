@@ -52,6 +52,63 @@ TEST(how_payloads_travel) {
     travel(pieces, sizeof pieces / sizeof pieces[0], "FABRIC_OFFER_BYTES=128K");
 }
 
+/* Whether a socket is connected to a listener of these endpoints, and what its congestion control is. */
+static int calls_one_of(const endpoint *e, int n, int fd, char control[16]) {
+    struct sockaddr_in name = {0}, listener;
+    socklen_t bytes = sizeof name, control_bytes = 16;
+    if (getpeername(fd, (struct sockaddr *)&name, &bytes) != 0 || name.sin_family != AF_INET) {
+        return 0;
+    }
+    CHECK_EQ(getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, control, &control_bytes), 0);
+    for (int i = 0; i < n; i++) {
+        memcpy(&listener, self_of(&e[i])->address.names, sizeof listener);
+        if (name.sin_port == listener.sin_port) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+TEST(what_stays_on_this_host_is_not_paced) {
+    char control[16] = "";
+    socklen_t bytes = sizeof control;
+    int fd = socket(AF_INET, SOCK_STREAM, 0), called = 0;
+    CHECK_EQ(getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, control, &bytes), 0);
+    close(fd);
+    if (strcmp(control, "reno") == 0) {
+        SKIP("reno is this system's choice for all connections");
+    }
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(2, NULL, NULL);
+    letter l = {0};
+    CHECK(post(&e[0], 1, &l, 1 << 20) >= 0);
+    DRIVE(e, 2, all_arrived(e, 2) == 1 && all_returned(&l, 1)) {}
+    for (fd = 0; fd < 256; fd++) {
+        if (calls_one_of(e, 2, fd, control)) {
+            CHECK_STR(control, "reno");
+            called++;
+        }
+    }
+    CHECK(called >= 2); /* words and a payload */
+    letter_free(&l);
+    world_end(e, 2);
+}
+
+TEST(one_address_is_one_host) {
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = 1, .sin_addr.s_addr = htonl(0x0a000001)}, b = a;
+    struct sockaddr_in6 a6 = {.sin6_family = AF_INET6, .sin6_port = 1, .sin6_addr.s6_addr = {[15] = 1}}, b6 = a6;
+    b.sin_port = 2;
+    b6.sin6_port = 2;
+    CHECK(fabric_is_loopback((struct sockaddr *)&a, (struct sockaddr *)&b));
+    CHECK(fabric_is_loopback((struct sockaddr *)&a6, (struct sockaddr *)&b6));
+    CHECK(!fabric_is_loopback((struct sockaddr *)&a, (struct sockaddr *)&b6));
+    CHECK(!fabric_is_loopback((struct sockaddr *)&a6, (struct sockaddr *)&b));
+    b.sin_addr.s_addr = htonl(0x0a000002);
+    b6.sin6_addr.s6_addr[15] = 2;
+    CHECK(!fabric_is_loopback((struct sockaddr *)&a, (struct sockaddr *)&b));
+    CHECK(!fabric_is_loopback((struct sockaddr *)&a6, (struct sockaddr *)&b6));
+}
+
 /* ---- what other providers do ---- */
 
 TEST(without_order) { exchange(3, "FABRIC_FORCE_UNORDERED=1", NULL); }

@@ -13,6 +13,7 @@
 #ifndef FABRIC_CONNECT_H
 #define FABRIC_CONNECT_H
 
+#include "loopback.h"
 #include "rail.h"
 
 enum { FABRIC_PART = 1 << 20 }; /* so much of a payload is one message of libfabric's, at most */
@@ -183,14 +184,32 @@ static void fabric_way_failed(fabric_self *s, fabric_way *w, int error) {
     }
 }
 
+/* Calls a peer by its name. */
+static int fabric_strand_call(fabric_self *s, fabric_strand *strand, const void *name, const fabric_hello *hello) {
+    struct fi_info info = *s->rails[strand->rail].info;
+    struct sockaddr_storage ours;
+    socklen_t bytes = (socklen_t)info.src_addrlen;
+    int port = -1;
+    if (info.src_addr != NULL && bytes <= sizeof ours && fabric_is_loopback(info.src_addr, name)) {
+        memcpy(&ours, info.src_addr, bytes);
+        port = fabric_port_take((struct sockaddr *)&ours, bytes);
+        info.src_addr = port >= 0 ? &ours : info.src_addr;
+    }
+    int result = fabric_strand_make(s, strand, &info);
+    if (port >= 0) {
+        close(port);
+        fabric_unpace((struct sockaddr *)&ours, bytes);
+    }
+    return result == 0 ? fi_connect(strand->ep, name, hello, sizeof *hello) : result;
+}
+
 static void fabric_way_call(fabric_self *s, fabric_way *w) {
     const fabric_peer *p = &s->peers[w->link->peer];
     fabric_hello hello = {.token = p->token_out, .source = s->rank, .kind = (uint32_t)w->kind, .number = ++w->number};
     w->called_ns = s->host->now_ns(s->host);
     for (int32_t i = 0; i < fabric_strands(s, w); i++) {
         fabric_strand *strand = &w->strand[i];
-        int result = fabric_strand_make(s, strand, s->rails[i].info);
-        result = result == 0 ? fi_connect(strand->ep, p->names + (size_t)i * s->address.name_bytes, &hello, sizeof hello) : result;
+        int result = fabric_strand_call(s, strand, p->names + (size_t)i * s->address.name_bytes, &hello);
         if (result != 0) {
             fabric_way_failed(s, w, -result);
             return;

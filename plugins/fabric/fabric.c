@@ -2,7 +2,7 @@
  *
  *     cc -std=c11 -O2 -fPIC -shared -fvisibility=hidden -o libddl-fabric.so plugins/fabric/fabric.c
  *
- * Read library.h, state.h, memory.h, cache.h, rail.h, connect.h, link.h, message.h, receive.h, device.h, wait.h, select.h in this
+ * Read library.h, state.h, memory.h, cache.h, rail.h, loopback.h, connect.h, link.h, message.h, receive.h, device.h, wait.h, select.h in this
  * order; this file is the settings and the table. DDL_TRANSPORTS=fabric, fabric:tcp, fabric:verbs or fabric:efa uses it.
  *
  * A message of up to 32 KiB is copied into registered buffers of 16 KiB and sent; of a larger one the receiver reads the
