@@ -1585,6 +1585,7 @@ typedef struct ddl_transport_params {
     int32_t asked;      /* 1: DDL_TRANSPORTS names this transport, 0: it was found and may be of use */
     const char *detail; /* what follows its name there, as tcp in fabric:tcp; or NULL */
     const char *device; /* a device plugin that is loaded (cuda before others); NULL: there are no devices */
+    uint64_t core_set;  /* which cores: ranks of a host with the same number share theirs, others have their own */
 } ddl_transport_params;
 
 /* Memory that was registered for get and put: key is opaque, made by one rank, used by its peers. */
@@ -8597,9 +8598,11 @@ static uint64_t ddl__memory_left(void) {
     return left;
 }
 
-/* Cores that this process may use: its affinity mask, and the quota of its control group. At least 1. */
-static int32_t ddl__cores(void) {
+/* Cores that this process may use: its affinity mask, and the quota of its control group. At least 1. *out_set is a hash of
+ * the mask: ranks with the same one share cores; others are taken to have cores of their own, as where each is bound to its own. */
+static int32_t ddl__cores(uint64_t *out_set) {
     int32_t cores = 0;
+    *out_set = 0;
     for (size_t most = 1024; most <= 1u << 17 && cores == 0;
          most *= 4) { /* EINVAL: the kernel has more than the mask */
         cpu_set_t *set = CPU_ALLOC(most);
@@ -8609,6 +8612,9 @@ static int32_t ddl__cores(void) {
         size_t bytes = CPU_ALLOC_SIZE(most);
         if (sched_getaffinity(0, bytes, set) == 0) {
             cores = CPU_COUNT_S(bytes, set);
+            for (size_t k = 0; k < 8 * bytes; k++) {
+                *out_set = CPU_ISSET_S(k, bytes, set) ? ddl__mix(*out_set, k + 1) : *out_set;
+            }
         }
         CPU_FREE(set);
     }
@@ -9583,6 +9589,7 @@ typedef struct ddl__settings {
     int64_t restarted; /* how often this rank was started again */
     bool progress_thread, deterministic, check_payload, self_test, mac, spread, trace_summary, trace_steps;
     int32_t cores;
+    uint64_t core_set; /* see ddl__cores */
     char host_id[128];
 } ddl__settings;
 
@@ -9712,7 +9719,7 @@ static ddl_status ddl__settings_fill(const ddl_config *config, ddl__base *base, 
     }
     out->exchange = config->exchange;
     out->exchange_user = config->exchange_user;
-    out->cores = ddl__cores();
+    out->cores = ddl__cores(&out->core_set);
     DDL__TRY(ddl__env_copy("DDL_HOST_ID", out->host_id, sizeof out->host_id, why));
     if (out->host_id[0] == 0) {
         ddl__host_id(out->host_id, sizeof out->host_id);
@@ -14708,6 +14715,8 @@ typedef struct ddl__link {
     bool closing; /* dead, but the transport has not been told yet: not from inside its own calls */
     int32_t host; /* number of its host, from 0 by first appearance */
     int32_t pid, pidfd;
+    int32_t cores;     /* that it may use; */
+    uint64_t core_set; /* which: see ddl__cores */
     uint64_t pid_start; /* start time in /proc/pid/stat: a number that was given to a new process does not fool us */
     uint32_t incarnation; /* 0: the process that began the job with this rank; each that took its place has a higher */
     uint64_t missed_ns; /* when it was missed, or left */
@@ -14761,7 +14770,8 @@ struct ddl_context {
     ddl__base base;
     ddl__settings settings;
     ddl__loader loader;
-    int32_t rank, world_size, host_count, local_ranks, cores;
+    int32_t rank, world_size, host_count, local_ranks;
+    int32_t cores; /* of this host's ranks together */
     volatile unsigned char *own_page; /* empty in a child of fork; NULL where the kernel cannot do that */
     pid_t pid; /* whose context this is: a child of fork gets DDL_ERR_FORK */
     uint64_t job;
@@ -27801,7 +27811,7 @@ static ddl_status ddl__endpoint_open(ddl_context *c, const ddl_plugin *plugin, b
                                    .rank = c->rank,
                                    .world_size = c->world_size,
                                    .local_ranks = c->settings.launch.local_world,
-                                   .cores = c->cores,
+                                   .cores = c->settings.cores,
                                    .host_id = c->settings.host_id,
                                    .interface_name = c->settings.interface_name,
                                    .advertise = c->settings.advertise,
@@ -27812,7 +27822,8 @@ static ddl_status ddl__endpoint_open(ddl_context *c, const ddl_plugin *plugin, b
                                    .detail = detail,
                                    .device = c->devices != NULL && c->devices->count > 0
                                                  ? c->devices->list[0].plugin->name
-                                                 : NULL};
+                                                 : NULL,
+                                   .core_set = c->settings.core_set};
     size_t bytes = DDL__ADDRESS_BYTES;
     bool usable = true;
     DDL__TRY(ddl__endpoint_try(c, plugin, wanted, &params, &usable));
@@ -27923,7 +27934,7 @@ typedef struct ddl__blob {
     int32_t version, pid, cores, board_fd;
     int32_t abilities; /* DDL__PASSES_PROCESS: to ranks of other spaces; DDL__TRACES */
     int32_t guard;          /* its index in ddl__guards */
-    uint64_t pid_start, pid_space;
+    uint64_t pid_start, pid_space, core_set;
     char host_id[64], host_name[32];
     uint8_t pass_name[DDL__PASS_NAME_BYTES];
     uint8_t nonce[DDL__MAC_NONCE_BYTES];
@@ -27937,7 +27948,7 @@ typedef struct ddl__blob {
 /* On the wire: the members in their order, little-endian, without gaps. All of one size, because a rendezvous is one
  * all-gather. */
 enum {
-    DDL__BLOB_AT_HOST = 7 * 4 + 2 * 8, /* host_id */
+    DDL__BLOB_AT_HOST = 7 * 4 + 3 * 8, /* host_id */
     DDL__BLOB_AT_TRANSPORTS = DDL__BLOB_AT_HOST + 64 + 32 + DDL__PASS_NAME_BYTES + DDL__MAC_NONCE_BYTES,
     DDL__BLOB_TRANSPORT_BYTES = DDL__NAME_BYTES + 4 + DDL__ADDRESS_BYTES,
     DDL__BLOB_BYTES = DDL__BLOB_AT_TRANSPORTS + DDL__BLOB_TRANSPORTS * DDL__BLOB_TRANSPORT_BYTES
@@ -27954,6 +27965,7 @@ static void ddl__blob_write(const ddl__blob *b, uint8_t out[DDL__BLOB_BYTES]) {
     ddl__put_u32(&w, (uint32_t)b->guard);
     ddl__put_u64(&w, b->pid_start);
     ddl__put_u64(&w, b->pid_space);
+    ddl__put_u64(&w, b->core_set);
     ddl__put_bytes(&w, b->host_id, sizeof b->host_id);
     ddl__put_bytes(&w, b->host_name, sizeof b->host_name);
     ddl__put_bytes(&w, b->pass_name, sizeof b->pass_name);
@@ -27976,6 +27988,7 @@ static void ddl__blob_read(const uint8_t in[DDL__BLOB_BYTES], ddl__blob *b) {
     b->guard = (int32_t)ddl__get_u32(&r);
     b->pid_start = ddl__get_u64(&r);
     b->pid_space = ddl__get_u64(&r);
+    b->core_set = ddl__get_u64(&r);
     ddl__get_bytes(&r, b->host_id, sizeof b->host_id);
     ddl__get_bytes(&r, b->host_name, sizeof b->host_name);
     ddl__get_bytes(&r, b->pass_name, sizeof b->pass_name);
@@ -27999,7 +28012,8 @@ static void ddl__blob_fill(const ddl_context *c, ddl__blob *b) {
     b->magic = DDL__BLOB_MAGIC;
     b->version = ddl_version();
     b->pid = (int32_t)getpid();
-    b->cores = DDL__MIN(c->cores, DDL__CORES_MAX);
+    b->cores = DDL__MIN(c->settings.cores, DDL__CORES_MAX);
+    b->core_set = c->settings.core_set;
     b->board_fd = c->board_fd;
     b->abilities = (ddl__can_pass_process() ? DDL__PASSES_PROCESS : 0) | (c->trace != NULL ? DDL__TRACES : 0);
     b->pid_start = ddl__process_start(b->pid);
@@ -28210,6 +28224,27 @@ static ddl_status ddl__link_choose(ddl_context *c, int32_t rank, const ddl__blob
     return l->endpoint != NULL ? DDL_OK : ddl__link_none(c, rank, b);
 }
 
+/* Cores that the ranks of a host have together, and how many ranks those are. Ranks of one host mostly stand side by side. */
+static int32_t ddl__host_cores(const ddl_context *c, int32_t host, int32_t *out_ranks) {
+    int64_t cores = 0;
+    int32_t ranks = 0;
+    for (int32_t i = 0; i < c->world_size; i++) {
+        const ddl__link *l = &c->links[i];
+        if (l->named && l->host == host) {
+            bool shared = false;
+            for (int32_t j = i - 1, seen = 0; j >= 0 && seen < ranks && !shared; j--) {
+                bool here = c->links[j].named && c->links[j].host == host;
+                seen += here;
+                shared = here && c->links[j].core_set == l->core_set;
+            }
+            cores += shared ? 0 : l->cores;
+            ranks++;
+        }
+    }
+    *out_ranks = ranks;
+    return (int32_t)DDL__MIN(DDL__MAX(cores, 1), DDL__CORES_MAX);
+}
+
 /* Who and where a rank is; mine: what this rank tells. Hosts are numbered as they appear. */
 static void ddl__link_name(ddl_context *c, int32_t rank, const ddl__blob *b, const ddl__blob *mine) {
     ddl__link *l = &c->links[rank];
@@ -28220,6 +28255,8 @@ static void ddl__link_name(ddl_context *c, int32_t rank, const ddl__blob *b, con
     memcpy(l->pass_name, b->pass_name, sizeof l->pass_name);
     l->pid = b->pid;
     l->pid_start = b->pid_start;
+    l->cores = b->cores;
+    l->core_set = b->core_set;
     l->same_host = strcmp(b->host_id, mine->host_id) == 0;
     l->same_space = l->same_host && b->pid_space == mine->pid_space;
     l->passes_process = l->same_host && !l->same_space && (b->abilities & DDL__PASSES_PROCESS) != 0 &&
@@ -28234,6 +28271,10 @@ static void ddl__link_name(ddl_context *c, int32_t rank, const ddl__blob *b, con
     l->named = true;
     c->host_count = DDL__MAX(c->host_count, l->host + 1);
     c->local_ranks += l->same_host;
+    if (l->same_host) {
+        int32_t ranks;
+        c->cores = ddl__host_cores(c, l->host, &ranks);
+    }
 }
 
 /* other, mine: the nonces that both have told. */
@@ -30292,17 +30333,11 @@ static ddl_status ddl__links_read(ddl_context *c, const ddl__blob *table, ddl__r
     return DDL_OK;
 }
 
-/* Ranks per core on the fullest host, the same on all ranks: the table is. */
-static int32_t ddl__crowding(const ddl_context *c, const ddl__blob *table) {
+/* Ranks per core on the fullest host, the same on all ranks: what they told is. */
+static int32_t ddl__crowding(const ddl_context *c) {
     int32_t worst = 1;
     for (int32_t h = 0; h < c->host_count; h++) {
-        int32_t ranks = 0, cores = 1;
-        for (int32_t i = 0; i < c->world_size; i++) {
-            if (c->links[i].host == h) {
-                ranks++;
-                cores = DDL__MAX(cores, table[i].cores);
-            }
-        }
+        int32_t ranks, cores = ddl__host_cores(c, h, &ranks);
         worst = DDL__MAX(worst, (ranks + cores - 1) / cores);
     }
     return worst;
@@ -30326,7 +30361,7 @@ static ddl_status ddl__links_make(ddl_context *c, const ddl__blob *table, ddl__r
     for (int32_t i = 0; i < c->world_size && status == DDL_OK; i++) {
         status = i != c->rank ? ddl__link_choose(c, i, &table[i], offers + i * DDL__ENDPOINTS_MAX) : DDL_OK;
     }
-    c->tuning.model.oversubscription = ddl__crowding(c, table);
+    c->tuning.model.oversubscription = ddl__crowding(c);
     return status;
 }
 

@@ -30,6 +30,7 @@ typedef struct ddl__settings {
     int64_t restarted; /* how often this rank was started again */
     bool progress_thread, deterministic, check_payload, self_test, mac, spread, trace_summary, trace_steps;
     int32_t cores;
+    uint64_t core_set; /* see ddl__cores */
     char host_id[128];
 } ddl__settings;
 
@@ -159,7 +160,7 @@ static ddl_status ddl__settings_fill(const ddl_config *config, ddl__base *base, 
     }
     out->exchange = config->exchange;
     out->exchange_user = config->exchange_user;
-    out->cores = ddl__cores();
+    out->cores = ddl__cores(&out->core_set);
     DDL__TRY(ddl__env_copy("DDL_HOST_ID", out->host_id, sizeof out->host_id, why));
     if (out->host_id[0] == 0) {
         ddl__host_id(out->host_id, sizeof out->host_id);

@@ -63,6 +63,44 @@ TEST(who_goes_where) {
     }
 }
 
+/* One digit for each rank: its host, the cores that it may use, and which set that is. */
+typedef struct sharing {
+    const char *hosts, *cores, *sets;
+    int cores_of_0, crowding;
+} sharing;
+
+static const sharing sharings[] = {
+    {"00", "22", "11", 2, 1},             /* all may go everywhere */
+    {"000", "222", "111", 2, 2},
+    {"00", "11", "12", 2, 1},             /* each is bound to a core of its own, */
+    {"00", "11", "11", 1, 2},             /* or both to the same */
+    {"0000", "2222", "1122", 4, 1},       /* two and two */
+    {"0000", "2222", "1212", 4, 1},
+    {"0101", "1111", "1212", 1, 2},       /* the sets of another host are others, whatever their number */
+    {"0011", "1144", "1233", 2, 1},
+    {"010", "111", "112", 2, 1},
+};
+
+TEST(cores_that_ranks_have_together) {
+    for (size_t i = 0; i < sizeof sharings / sizeof sharings[0]; i++) {
+        const sharing *t = &sharings[i];
+        ddl__link links[4] = {{0}};
+        ddl_context c = {.links = links, .world_size = (int32_t)strlen(t->hosts)};
+        int32_t ranks;
+        for (int32_t r = 0; r < c.world_size; r++) {
+            links[r].named = true;
+            links[r].host = t->hosts[r] - '0';
+            links[r].cores = t->cores[r] - '0';
+            links[r].core_set = (uint64_t)t->sets[r];
+            c.host_count = DDL__MAX(c.host_count, links[r].host + 1);
+        }
+        if (ddl__host_cores(&c, 0, &ranks) != t->cores_of_0 || ddl__crowding(&c) != t->crowding) {
+            test__fail(__FILE__, __LINE__, "hosts %s, cores %s of sets %s: host 0 has %d, and %d ranks per core", t->hosts, t->cores,
+                       t->sets, ddl__host_cores(&c, 0, &ranks), ddl__crowding(&c));
+        }
+    }
+}
+
 /* The first two cores that this thread may use; false when there is one only. */
 static bool two_cores(int out[2], cpu_set_t *out_allowed) {
     int found = 0;
@@ -73,6 +111,23 @@ static bool two_cores(int out[2], cpu_set_t *out_allowed) {
         }
     }
     return found == 2;
+}
+
+TEST(a_set_of_cores_has_a_number) {
+    cpu_set_t allowed, one;
+    int core[2];
+    if (!two_cores(core, &allowed)) {
+        SKIP("needs two cores");
+    }
+    uint64_t sets[4];
+    for (int i = 0; i < 4; i++) {
+        CPU_ZERO(&one);
+        CPU_SET((size_t)core[i & 1], &one);
+        CHECK_EQ(sched_setaffinity(0, sizeof one, &one), 0);
+        CHECK_EQ(ddl__cores(&sets[i]), 1);
+    }
+    CHECK_EQ(sched_setaffinity(0, sizeof allowed, &allowed), 0);
+    CHECK(sets[0] == sets[2] && sets[1] == sets[3] && sets[0] != sets[1]);
 }
 
 static bool mask_is(const cpu_set_t *expected) {

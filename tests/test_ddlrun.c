@@ -192,6 +192,11 @@ TEST(options_reach_the_ranks) {
     if (sysconf(_SC_NPROCESSORS_ONLN) >= 2) { /* different cores */
         const char *a = strstr(p.text[0], "[0] Cpus"), *b = strstr(p.text[0], "[1] Cpus");
         CHECK(a != NULL && b != NULL && strncmp(a + 3, b + 3, strcspn(a + 3, "\n")) != 0);
+        forget(&p);
+        snprintf(words, sizeof words, "-n 2 --bind-cores --no-prefix %s/ddl-info", test_build_dir());
+        run(&p, words, NULL);
+        CHECK_EQ(p.status, 0);
+        CHECK_STR(p.text[0], "ranks per core: 1"); /* nobody has to give way */
     }
     forget(&p);
 }

@@ -20,14 +20,14 @@ TEST(the_making_of_a_group_is_little_endian) {
 }
 
 TEST(what_a_rank_tells_about_itself_is_little_endian) {
-    static const uint8_t head[44] = {4,    3,    2,    1,    0x0a, 9,    8,    7,    5,    0,    0,    0,    6, 0,
+    static const uint8_t head[52] = {4,    3,    2,    1,    0x0a, 9,    8,    7,    5,    0,    0,    0,    6, 0,
                                      0,    0,    0xff, 0xff, 0xff, 0xff, 1,    0,    0,    0,    2,    0,    0,    0,
                                      0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11, 0x28, 0x27, 0x26, 0x25, 0x24, 0x23,
-                                     0x22, 0x21};
+                                     0x22, 0x21, 0x38, 0x37, 0x36, 0x35, 0x34, 0x33, 0x32, 0x31};
     static uint8_t wire[DDL__BLOB_BYTES + 1], again[DDL__BLOB_BYTES];
     static ddl__blob b, back;
     b = (ddl__blob){.magic = 0x01020304, .version = 0x0708090a, .pid = 5, .cores = 6, .board_fd = -1,
-                    .abilities = 1, .guard = 2, .pid_start = 0x1112131415161718, .pid_space = 0x2122232425262728,
+                    .abilities = 1, .guard = 2, .pid_start = 0x1112131415161718, .pid_space = 0x2122232425262728, .core_set = 0x3132333435363738,
                     .host_id = "id", .host_name = "name", .pass_name = {7, 8}, .nonce = {9}};
     for (int32_t i = 0; i < DDL__BLOB_TRANSPORTS; i++) {
         snprintf(b.transports[i].name, DDL__NAME_BYTES, "t%d", (int)i);
@@ -45,6 +45,7 @@ TEST(what_a_rank_tells_about_itself_is_little_endian) {
     CHECK_EQ(back.board_fd, -1);
     CHECK_EQ(back.pid_start, b.pid_start);
     CHECK_EQ(back.pid_space, b.pid_space);
+    CHECK_EQ(back.core_set, b.core_set);
     ddl__blob_write(&back, again);
     CHECK_EQ(memcmp(wire, again, DDL__BLOB_BYTES), 0);
 }

@@ -380,6 +380,26 @@ TEST(large_ones) {
     }
 }
 
+TEST(ranks_that_are_bound_to_cores_of_their_own_do_not_share_them) {
+    for (int n = 2; n <= 4; n++) {
+        native_world w = {.cores = 1};
+        native_addresses(&w, n);
+        shm *t = w.endpoint[0];
+        CHECK(t->crowded);
+        for (int r = 0; r < n; r++) {
+            t->addresses[r].core_set = (uint64_t)r;
+        }
+        CHECK_EQ(shm_settle(t), DDL_OK);
+        CHECK(!t->crowded);
+        t->addresses[1].core_set = t->addresses[0].core_set; /* two share one */
+        CHECK_EQ(shm_settle(t), DDL_OK);
+        CHECK(t->crowded);
+        for (int r = 0; r < n; r++) {
+            shm_transport.close(w.endpoint[r]);
+        }
+    }
+}
+
 /* Where ranks share cores: in rounds as large as the ring allows, and what is small without a second exchange. */
 static void of_ranks_that_share_cores(size_t most) {
     for (int n = 2; n <= 4; n++) {

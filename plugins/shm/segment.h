@@ -64,7 +64,8 @@ typedef struct shm_address {
     uint32_t hears_barriers; /* registered with membarrier: doorbell.h */
     int32_t fd; /* to newcomers: the segment, as a descriptor of process pid; 0: in none */
     int32_t pid;
-    uint32_t cores; /* that this rank may use: the least of all is taken */
+    uint32_t cores; /* that this rank may use, */
+    uint64_t core_set; /* and which: ranks with the same number share theirs */
     uint64_t ring_bytes, staging_bytes;
     uint64_t arena_bytes; /* the smallest of all is taken */
 } shm_address;
@@ -259,7 +260,7 @@ static uint64_t shm_arena_offer(void) {
 /* False: a setting makes no sense, and was told so. */
 static bool shm_address_make(shm *t) {
     shm_address *a = &t->address;
-    memcpy(a->magic, "ddlshm06", 8);
+    memcpy(a->magic, "ddlshm07", 8);
     a->page_bytes = (uint32_t)sysconf(_SC_PAGESIZE);
     a->uid = (uint32_t)geteuid();
     a->ring_bytes = SHM_RING_BYTES;
@@ -280,10 +281,27 @@ static bool shm_address_fits(const shm *t, const shm_address *other) {
 
 /* ---- one for all ---- */
 
+/* Cores that the ranks of this host have together: of those that share theirs, what the poorest may use. */
+static uint64_t shm_cores(const shm *t) {
+    uint64_t cores = 0;
+    for (int32_t i = 0; i < t->local_count; i++) {
+        const shm_address *a = &t->addresses[t->rank_of[i]];
+        uint32_t least = a->cores;
+        bool first = true;
+        for (int32_t j = 0; j < t->local_count; j++) {
+            const shm_address *b = &t->addresses[t->rank_of[j]];
+            bool same = b->core_set == a->core_set;
+            first = first && !(same && j < i);
+            least = same && b->cores < least ? b->cores : least;
+        }
+        cores += first ? least : 0;
+    }
+    return cores;
+}
+
 /* The set of local ranks is known when every peer's address is; the layout follows from it. */
 static ddl_status shm_settle(shm *t) {
     uint64_t arena = t->address.arena_bytes;
-    uint32_t cores = t->address.cores;
     t->local_count = 0;
     t->sleepers_fence = true;
     for (int32_t r = 0; r < t->world_size; r++) {
@@ -293,11 +311,10 @@ static ddl_status shm_settle(shm *t) {
             t->rank_of[t->local_count++] = r;
             t->sleepers_fence = t->sleepers_fence && t->addresses[r].hears_barriers == 1;
             arena = t->addresses[r].arena_bytes < arena ? t->addresses[r].arena_bytes : arena;
-            cores = t->addresses[r].cores < cores ? t->addresses[r].cores : cores;
         }
     }
     t->local_index = t->index_of[t->rank];
-    t->crowded = (uint32_t)t->local_count > cores;
+    t->crowded = (uint64_t)t->local_count > shm_cores(t);
     if (t->local_count > SHM_LOCAL_MAX) {
         shm_log(t, DDL_LOG_WARN, "%d ranks share this host, shared memory serves at most %d", (int)t->local_count,
                 SHM_LOCAL_MAX);

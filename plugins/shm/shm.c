@@ -75,6 +75,7 @@ static ddl_status shm_endpoint_open(const ddl_host *host, const ddl_transport_pa
         return DDL_ERR_CONFIG;
     }
     t->address.cores = (uint32_t)params->cores;
+    t->address.core_set = params->size > offsetof(ddl_transport_params, core_set) ? params->core_set : 0;
     ddl_status status = shm_allocate(t, params->host_id);
     status = status == DDL_OK ? shm_bell_open(t) : status;
     if (status != DDL_OK) {

@@ -16,7 +16,7 @@ typedef struct ddl__blob {
     int32_t version, pid, cores, board_fd;
     int32_t abilities; /* DDL__PASSES_PROCESS: to ranks of other spaces; DDL__TRACES */
     int32_t guard;          /* its index in ddl__guards */
-    uint64_t pid_start, pid_space;
+    uint64_t pid_start, pid_space, core_set;
     char host_id[64], host_name[32];
     uint8_t pass_name[DDL__PASS_NAME_BYTES];
     uint8_t nonce[DDL__MAC_NONCE_BYTES];
@@ -30,7 +30,7 @@ typedef struct ddl__blob {
 /* On the wire: the members in their order, little-endian, without gaps. All of one size, because a rendezvous is one
  * all-gather. */
 enum {
-    DDL__BLOB_AT_HOST = 7 * 4 + 2 * 8, /* host_id */
+    DDL__BLOB_AT_HOST = 7 * 4 + 3 * 8, /* host_id */
     DDL__BLOB_AT_TRANSPORTS = DDL__BLOB_AT_HOST + 64 + 32 + DDL__PASS_NAME_BYTES + DDL__MAC_NONCE_BYTES,
     DDL__BLOB_TRANSPORT_BYTES = DDL__NAME_BYTES + 4 + DDL__ADDRESS_BYTES,
     DDL__BLOB_BYTES = DDL__BLOB_AT_TRANSPORTS + DDL__BLOB_TRANSPORTS * DDL__BLOB_TRANSPORT_BYTES
@@ -47,6 +47,7 @@ static void ddl__blob_write(const ddl__blob *b, uint8_t out[DDL__BLOB_BYTES]) {
     ddl__put_u32(&w, (uint32_t)b->guard);
     ddl__put_u64(&w, b->pid_start);
     ddl__put_u64(&w, b->pid_space);
+    ddl__put_u64(&w, b->core_set);
     ddl__put_bytes(&w, b->host_id, sizeof b->host_id);
     ddl__put_bytes(&w, b->host_name, sizeof b->host_name);
     ddl__put_bytes(&w, b->pass_name, sizeof b->pass_name);
@@ -69,6 +70,7 @@ static void ddl__blob_read(const uint8_t in[DDL__BLOB_BYTES], ddl__blob *b) {
     b->guard = (int32_t)ddl__get_u32(&r);
     b->pid_start = ddl__get_u64(&r);
     b->pid_space = ddl__get_u64(&r);
+    b->core_set = ddl__get_u64(&r);
     ddl__get_bytes(&r, b->host_id, sizeof b->host_id);
     ddl__get_bytes(&r, b->host_name, sizeof b->host_name);
     ddl__get_bytes(&r, b->pass_name, sizeof b->pass_name);
@@ -92,7 +94,8 @@ static void ddl__blob_fill(const ddl_context *c, ddl__blob *b) {
     b->magic = DDL__BLOB_MAGIC;
     b->version = ddl_version();
     b->pid = (int32_t)getpid();
-    b->cores = DDL__MIN(c->cores, DDL__CORES_MAX);
+    b->cores = DDL__MIN(c->settings.cores, DDL__CORES_MAX);
+    b->core_set = c->settings.core_set;
     b->board_fd = c->board_fd;
     b->abilities = (ddl__can_pass_process() ? DDL__PASSES_PROCESS : 0) | (c->trace != NULL ? DDL__TRACES : 0);
     b->pid_start = ddl__process_start(b->pid);
@@ -303,6 +306,27 @@ static ddl_status ddl__link_choose(ddl_context *c, int32_t rank, const ddl__blob
     return l->endpoint != NULL ? DDL_OK : ddl__link_none(c, rank, b);
 }
 
+/* Cores that the ranks of a host have together, and how many ranks those are. Ranks of one host mostly stand side by side. */
+static int32_t ddl__host_cores(const ddl_context *c, int32_t host, int32_t *out_ranks) {
+    int64_t cores = 0;
+    int32_t ranks = 0;
+    for (int32_t i = 0; i < c->world_size; i++) {
+        const ddl__link *l = &c->links[i];
+        if (l->named && l->host == host) {
+            bool shared = false;
+            for (int32_t j = i - 1, seen = 0; j >= 0 && seen < ranks && !shared; j--) {
+                bool here = c->links[j].named && c->links[j].host == host;
+                seen += here;
+                shared = here && c->links[j].core_set == l->core_set;
+            }
+            cores += shared ? 0 : l->cores;
+            ranks++;
+        }
+    }
+    *out_ranks = ranks;
+    return (int32_t)DDL__MIN(DDL__MAX(cores, 1), DDL__CORES_MAX);
+}
+
 /* Who and where a rank is; mine: what this rank tells. Hosts are numbered as they appear. */
 static void ddl__link_name(ddl_context *c, int32_t rank, const ddl__blob *b, const ddl__blob *mine) {
     ddl__link *l = &c->links[rank];
@@ -313,6 +337,8 @@ static void ddl__link_name(ddl_context *c, int32_t rank, const ddl__blob *b, con
     memcpy(l->pass_name, b->pass_name, sizeof l->pass_name);
     l->pid = b->pid;
     l->pid_start = b->pid_start;
+    l->cores = b->cores;
+    l->core_set = b->core_set;
     l->same_host = strcmp(b->host_id, mine->host_id) == 0;
     l->same_space = l->same_host && b->pid_space == mine->pid_space;
     l->passes_process = l->same_host && !l->same_space && (b->abilities & DDL__PASSES_PROCESS) != 0 &&
@@ -327,6 +353,10 @@ static void ddl__link_name(ddl_context *c, int32_t rank, const ddl__blob *b, con
     l->named = true;
     c->host_count = DDL__MAX(c->host_count, l->host + 1);
     c->local_ranks += l->same_host;
+    if (l->same_host) {
+        int32_t ranks;
+        c->cores = ddl__host_cores(c, l->host, &ranks);
+    }
 }
 
 /* other, mine: the nonces that both have told. */

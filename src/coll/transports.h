@@ -49,7 +49,7 @@ static ddl_status ddl__endpoint_open(ddl_context *c, const ddl_plugin *plugin, b
                                    .rank = c->rank,
                                    .world_size = c->world_size,
                                    .local_ranks = c->settings.launch.local_world,
-                                   .cores = c->cores,
+                                   .cores = c->settings.cores,
                                    .host_id = c->settings.host_id,
                                    .interface_name = c->settings.interface_name,
                                    .advertise = c->settings.advertise,
@@ -60,7 +60,8 @@ static ddl_status ddl__endpoint_open(ddl_context *c, const ddl_plugin *plugin, b
                                    .detail = detail,
                                    .device = c->devices != NULL && c->devices->count > 0
                                                  ? c->devices->list[0].plugin->name
-                                                 : NULL};
+                                                 : NULL,
+                                   .core_set = c->settings.core_set};
     size_t bytes = DDL__ADDRESS_BYTES;
     bool usable = true;
     DDL__TRY(ddl__endpoint_try(c, plugin, wanted, &params, &usable));

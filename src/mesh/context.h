@@ -116,6 +116,8 @@ typedef struct ddl__link {
     bool closing; /* dead, but the transport has not been told yet: not from inside its own calls */
     int32_t host; /* number of its host, from 0 by first appearance */
     int32_t pid, pidfd;
+    int32_t cores;     /* that it may use; */
+    uint64_t core_set; /* which: see ddl__cores */
     uint64_t pid_start; /* start time in /proc/pid/stat: a number that was given to a new process does not fool us */
     uint32_t incarnation; /* 0: the process that began the job with this rank; each that took its place has a higher */
     uint64_t missed_ns; /* when it was missed, or left */
@@ -169,7 +171,8 @@ struct ddl_context {
     ddl__base base;
     ddl__settings settings;
     ddl__loader loader;
-    int32_t rank, world_size, host_count, local_ranks, cores;
+    int32_t rank, world_size, host_count, local_ranks;
+    int32_t cores; /* of this host's ranks together */
     volatile unsigned char *own_page; /* empty in a child of fork; NULL where the kernel cannot do that */
     pid_t pid; /* whose context this is: a child of fork gets DDL_ERR_FORK */
     uint64_t job;

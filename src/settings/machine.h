@@ -190,9 +190,11 @@ static uint64_t ddl__memory_left(void) {
     return left;
 }
 
-/* Cores that this process may use: its affinity mask, and the quota of its control group. At least 1. */
-static int32_t ddl__cores(void) {
+/* Cores that this process may use: its affinity mask, and the quota of its control group. At least 1. *out_set is a hash of
+ * the mask: ranks with the same one share cores; others are taken to have cores of their own, as where each is bound to its own. */
+static int32_t ddl__cores(uint64_t *out_set) {
     int32_t cores = 0;
+    *out_set = 0;
     for (size_t most = 1024; most <= 1u << 17 && cores == 0;
          most *= 4) { /* EINVAL: the kernel has more than the mask */
         cpu_set_t *set = CPU_ALLOC(most);
@@ -202,6 +204,9 @@ static int32_t ddl__cores(void) {
         size_t bytes = CPU_ALLOC_SIZE(most);
         if (sched_getaffinity(0, bytes, set) == 0) {
             cores = CPU_COUNT_S(bytes, set);
+            for (size_t k = 0; k < 8 * bytes; k++) {
+                *out_set = CPU_ISSET_S(k, bytes, set) ? ddl__mix(*out_set, k + 1) : *out_set;
+            }
         }
         CPU_FREE(set);
     }

@@ -97,7 +97,7 @@ FUZZ_QUIET static void fuzz_sound(void) {
         here += l->same_host;
     }
     REQUIRE(here == context.local_ranks && here >= 1);
-    int32_t crowding = ddl__crowding(&context, table);
+    int32_t crowding = ddl__crowding(&context);
     REQUIRE(crowding >= 1 && crowding <= WORLD);
 }
 
