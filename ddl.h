@@ -1585,7 +1585,7 @@ typedef struct ddl_transport_params {
     int32_t asked;      /* 1: DDL_TRANSPORTS names this transport, 0: it was found and may be of use */
     const char *detail; /* what follows its name there, as tcp in fabric:tcp; or NULL */
     const char *device; /* a device plugin that is loaded (cuda before others); NULL: there are no devices */
-    uint64_t core_set;  /* which cores: ranks of a host with the same number share theirs, others have their own */
+    uint64_t core_set;  /* which cores: ranks of a host that tell each other the same number share theirs */
 } ddl_transport_params;
 
 /* Memory that was registered for get and put: key is opaque, made by one rank, used by its peers. */
@@ -8598,8 +8598,9 @@ static uint64_t ddl__memory_left(void) {
     return left;
 }
 
-/* Cores that this process may use: its affinity mask, and the quota of its control group. At least 1. *out_set is a hash of
- * the mask: ranks with the same one share cores; others are taken to have cores of their own, as where each is bound to its own. */
+/* Cores that this process may use: its affinity mask, and the quota of its control group. At least 1. *out_set is a
+ * hash of the mask: ranks of a host with the same one share their cores, others have their own, as where each is bound
+ * to its own. 0: a quota, which all share. Masks that overlap in part are not seen. */
 static int32_t ddl__cores(uint64_t *out_set) {
     int32_t cores = 0;
     *out_set = 0;
@@ -8621,7 +8622,9 @@ static int32_t ddl__cores(uint64_t *out_set) {
     if (cores == 0) {
         cores = (int32_t)DDL__MAX(sysconf(_SC_NPROCESSORS_ONLN), 1);
     }
-    return DDL__MIN(cores, ddl__cgroup_cores());
+    int32_t quota = ddl__cgroup_cores();
+    *out_set = quota < INT32_MAX ? 0 : *out_set;
+    return DDL__MIN(cores, quota);
 }
 
 /* Descriptors in use now. Without /proc a guess that is on the safe side. */
@@ -14708,6 +14711,7 @@ typedef struct ddl__link {
     ddl__life life;
     bool same_host, connected;
     bool named; /* it is known who and where it is */
+    bool same_cores;     /* shares those of this rank */
     bool same_space;     /* numbers processes as we do: what /proc says of its pid is true */
     bool passes_process; /* it does not, but passes us its process, as we do: see spaces.h */
     bool process_told, board_told, board_taken;
@@ -14715,8 +14719,6 @@ typedef struct ddl__link {
     bool closing; /* dead, but the transport has not been told yet: not from inside its own calls */
     int32_t host; /* number of its host, from 0 by first appearance */
     int32_t pid, pidfd;
-    int32_t cores;     /* that it may use; */
-    uint64_t core_set; /* which: see ddl__cores */
     uint64_t pid_start; /* start time in /proc/pid/stat: a number that was given to a new process does not fool us */
     uint32_t incarnation; /* 0: the process that began the job with this rank; each that took its place has a higher */
     uint64_t missed_ns; /* when it was missed, or left */
@@ -14771,7 +14773,7 @@ struct ddl_context {
     ddl__settings settings;
     ddl__loader loader;
     int32_t rank, world_size, host_count, local_ranks;
-    int32_t cores; /* of this host's ranks together */
+    int32_t cores, core_ranks; /* that this rank may use; that use them, itself among them: see ddl__cores */
     volatile unsigned char *own_page; /* empty in a child of fork; NULL where the kernel cannot do that */
     pid_t pid; /* whose context this is: a child of fork gets DDL_ERR_FORK */
     uint64_t job;
@@ -17314,9 +17316,9 @@ static void ddl__give_way(ddl_context *c) {
     ddl__yield(c, wanted);
 }
 
-/* Whether the threads of this host's ranks share cores; with a progress thread each rank has two that want one. */
+/* Whether the threads of ranks share the cores of this one; with a progress thread each rank has two that want one. */
 static bool ddl__is_crowded(const ddl_context *c) {
-    return (c->has_thread ? 2 : 1) * c->local_ranks > c->cores;
+    return (c->has_thread ? 2 : 1) * c->core_ranks > c->cores;
 }
 
 /* Not the poller: sleeps until something changed. */
@@ -17512,6 +17514,7 @@ static void ddl__link_again(ddl_context *c, int32_t rank, uint32_t incarnation) 
     ddl__groups_rank_rejoined(c, rank);
     ddl__board_again(c, rank);
     c->local_ranks -= c->links[rank].same_host;
+    c->core_ranks -= c->links[rank].same_cores;
     ddl__wipe(&c->links[rank], sizeof c->links[rank]); /* keys */
     c->links[rank] = (ddl__link){.life = DDL__DEAD, .pidfd = -1, .incarnation = incarnation};
     c->incarnation_seen = DDL__MAX(c->incarnation_seen, incarnation);
@@ -17648,7 +17651,7 @@ static ddl_status ddl__selftest_open(const ddl_context *real, ddl__selftest_side
     c->settings.secret = real->settings.secret;
     c->settings.secret_bytes = real->settings.secret_bytes;
     c->rank = rank;
-    c->world_size = c->local_ranks = 2;
+    c->world_size = c->local_ranks = c->core_ranks = 2;
     c->cores = real->cores;
     c->job = job;
     c->links = side->links;
@@ -23003,7 +23006,7 @@ static void ddl__account_op(ddl_context *c, const ddl__op *op, const ddl__flight
     }
     uint64_t took = now - DDL__MAX(start, arrived);
     double estimate_ns = op->cached->estimate_s * 1e9;
-    uint64_t least = c->local_ranks > c->cores ? DDL__SLOW_CROWDED_NS : DDL__SLOW_NS;
+    uint64_t least = c->core_ranks > c->cores ? DDL__SLOW_CROWDED_NS : DDL__SLOW_NS;
     if (c->joined && c->settings.slow > 0 && estimate_ns > 0 && took > least && /* ddl_init's make connections */
         (double)took > estimate_ns * (double)c->settings.slow) {
         ddl__account_slow(c, op, bytes, took);
@@ -27811,7 +27814,7 @@ static ddl_status ddl__endpoint_open(ddl_context *c, const ddl_plugin *plugin, b
                                    .rank = c->rank,
                                    .world_size = c->world_size,
                                    .local_ranks = c->settings.launch.local_world,
-                                   .cores = c->settings.cores,
+                                   .cores = c->cores,
                                    .host_id = c->settings.host_id,
                                    .interface_name = c->settings.interface_name,
                                    .advertise = c->settings.advertise,
@@ -27924,7 +27927,7 @@ static ddl_status ddl__endpoints_open(ddl_context *c) {
 /* coll: what ranks tell each other about themselves, and the links that they make of it. Who tells whom, and when, is
  * for join.h (a job begins) and grow.h (a newcomer comes). */
 
-enum { DDL__BLOB_MAGIC = 0x316a6c64, DDL__NAME_BYTES = 16, DDL__CORES_MAX = 1 << 20 };
+enum { DDL__BLOB_MAGIC = 0x326a6c64, DDL__NAME_BYTES = 16, DDL__CORES_MAX = 1 << 20 };
 
 /* What a rank tells the others about itself. */
 enum { DDL__PASSES_PROCESS = 1, DDL__TRACES = 2 };
@@ -27934,7 +27937,7 @@ typedef struct ddl__blob {
     int32_t version, pid, cores, board_fd;
     int32_t abilities; /* DDL__PASSES_PROCESS: to ranks of other spaces; DDL__TRACES */
     int32_t guard;          /* its index in ddl__guards */
-    uint64_t pid_start, pid_space, core_set;
+    uint64_t pid_start, pid_space;
     char host_id[64], host_name[32];
     uint8_t pass_name[DDL__PASS_NAME_BYTES];
     uint8_t nonce[DDL__MAC_NONCE_BYTES];
@@ -27943,15 +27946,16 @@ typedef struct ddl__blob {
         uint32_t bytes;
         uint8_t address[DDL__ADDRESS_BYTES];
     } transports[DDL__BLOB_TRANSPORTS];
+    uint64_t core_set;
 } ddl__blob;
 
 /* On the wire: the members in their order, little-endian, without gaps. All of one size, because a rendezvous is one
  * all-gather. */
 enum {
-    DDL__BLOB_AT_HOST = 7 * 4 + 3 * 8, /* host_id */
+    DDL__BLOB_AT_HOST = 7 * 4 + 2 * 8, /* host_id */
     DDL__BLOB_AT_TRANSPORTS = DDL__BLOB_AT_HOST + 64 + 32 + DDL__PASS_NAME_BYTES + DDL__MAC_NONCE_BYTES,
     DDL__BLOB_TRANSPORT_BYTES = DDL__NAME_BYTES + 4 + DDL__ADDRESS_BYTES,
-    DDL__BLOB_BYTES = DDL__BLOB_AT_TRANSPORTS + DDL__BLOB_TRANSPORTS * DDL__BLOB_TRANSPORT_BYTES
+    DDL__BLOB_BYTES = DDL__BLOB_AT_TRANSPORTS + DDL__BLOB_TRANSPORTS * DDL__BLOB_TRANSPORT_BYTES + 8
 };
 
 static void ddl__blob_write(const ddl__blob *b, uint8_t out[DDL__BLOB_BYTES]) {
@@ -27965,7 +27969,6 @@ static void ddl__blob_write(const ddl__blob *b, uint8_t out[DDL__BLOB_BYTES]) {
     ddl__put_u32(&w, (uint32_t)b->guard);
     ddl__put_u64(&w, b->pid_start);
     ddl__put_u64(&w, b->pid_space);
-    ddl__put_u64(&w, b->core_set);
     ddl__put_bytes(&w, b->host_id, sizeof b->host_id);
     ddl__put_bytes(&w, b->host_name, sizeof b->host_name);
     ddl__put_bytes(&w, b->pass_name, sizeof b->pass_name);
@@ -27975,6 +27978,7 @@ static void ddl__blob_write(const ddl__blob *b, uint8_t out[DDL__BLOB_BYTES]) {
         ddl__put_u32(&w, b->transports[i].bytes);
         ddl__put_bytes(&w, b->transports[i].address, DDL__ADDRESS_BYTES);
     }
+    ddl__put_u64(&w, b->core_set);
 }
 
 static void ddl__blob_read(const uint8_t in[DDL__BLOB_BYTES], ddl__blob *b) {
@@ -27988,7 +27992,6 @@ static void ddl__blob_read(const uint8_t in[DDL__BLOB_BYTES], ddl__blob *b) {
     b->guard = (int32_t)ddl__get_u32(&r);
     b->pid_start = ddl__get_u64(&r);
     b->pid_space = ddl__get_u64(&r);
-    b->core_set = ddl__get_u64(&r);
     ddl__get_bytes(&r, b->host_id, sizeof b->host_id);
     ddl__get_bytes(&r, b->host_name, sizeof b->host_name);
     ddl__get_bytes(&r, b->pass_name, sizeof b->pass_name);
@@ -27998,6 +28001,7 @@ static void ddl__blob_read(const uint8_t in[DDL__BLOB_BYTES], ddl__blob *b) {
         b->transports[i].bytes = ddl__get_u32(&r);
         ddl__get_bytes(&r, b->transports[i].address, DDL__ADDRESS_BYTES);
     }
+    b->core_set = ddl__get_u64(&r);
 }
 
 /* How frames are guarded: ranks must agree. */
@@ -28012,7 +28016,7 @@ static void ddl__blob_fill(const ddl_context *c, ddl__blob *b) {
     b->magic = DDL__BLOB_MAGIC;
     b->version = ddl_version();
     b->pid = (int32_t)getpid();
-    b->cores = DDL__MIN(c->settings.cores, DDL__CORES_MAX);
+    b->cores = DDL__MIN(c->cores, DDL__CORES_MAX);
     b->core_set = c->settings.core_set;
     b->board_fd = c->board_fd;
     b->abilities = (ddl__can_pass_process() ? DDL__PASSES_PROCESS : 0) | (c->trace != NULL ? DDL__TRACES : 0);
@@ -28224,27 +28228,6 @@ static ddl_status ddl__link_choose(ddl_context *c, int32_t rank, const ddl__blob
     return l->endpoint != NULL ? DDL_OK : ddl__link_none(c, rank, b);
 }
 
-/* Cores that the ranks of a host have together, and how many ranks those are. Ranks of one host mostly stand side by side. */
-static int32_t ddl__host_cores(const ddl_context *c, int32_t host, int32_t *out_ranks) {
-    int64_t cores = 0;
-    int32_t ranks = 0;
-    for (int32_t i = 0; i < c->world_size; i++) {
-        const ddl__link *l = &c->links[i];
-        if (l->named && l->host == host) {
-            bool shared = false;
-            for (int32_t j = i - 1, seen = 0; j >= 0 && seen < ranks && !shared; j--) {
-                bool here = c->links[j].named && c->links[j].host == host;
-                seen += here;
-                shared = here && c->links[j].core_set == l->core_set;
-            }
-            cores += shared ? 0 : l->cores;
-            ranks++;
-        }
-    }
-    *out_ranks = ranks;
-    return (int32_t)DDL__MIN(DDL__MAX(cores, 1), DDL__CORES_MAX);
-}
-
 /* Who and where a rank is; mine: what this rank tells. Hosts are numbered as they appear. */
 static void ddl__link_name(ddl_context *c, int32_t rank, const ddl__blob *b, const ddl__blob *mine) {
     ddl__link *l = &c->links[rank];
@@ -28255,8 +28238,6 @@ static void ddl__link_name(ddl_context *c, int32_t rank, const ddl__blob *b, con
     memcpy(l->pass_name, b->pass_name, sizeof l->pass_name);
     l->pid = b->pid;
     l->pid_start = b->pid_start;
-    l->cores = b->cores;
-    l->core_set = b->core_set;
     l->same_host = strcmp(b->host_id, mine->host_id) == 0;
     l->same_space = l->same_host && b->pid_space == mine->pid_space;
     l->passes_process = l->same_host && !l->same_space && (b->abilities & DDL__PASSES_PROCESS) != 0 &&
@@ -28271,10 +28252,41 @@ static void ddl__link_name(ddl_context *c, int32_t rank, const ddl__blob *b, con
     l->named = true;
     c->host_count = DDL__MAX(c->host_count, l->host + 1);
     c->local_ranks += l->same_host;
-    if (l->same_host) {
-        int32_t ranks;
-        c->cores = ddl__host_cores(c, l->host, &ranks);
+    l->same_cores = l->same_host && b->core_set == mine->core_set;
+    c->core_ranks += l->same_cores;
+}
+
+/* Cores that a rank may use, and the host that they are of. */
+typedef struct ddl__cores_of {
+    uint64_t set;
+    int32_t host, cores;
+} ddl__cores_of;
+
+static int ddl__cores_order(const void *a_, const void *b_) {
+    const ddl__cores_of *a = a_, *b = b_;
+    return a->host != b->host ? (a->host > b->host) - (a->host < b->host)
+           : a->set != b->set ? (a->set > b->set) - (a->set < b->set)
+                              : (a->cores > b->cores) - (a->cores < b->cores);
+}
+
+/* Ranks per core where most share theirs; of those that do, what the poorest may use. The same on all ranks: the table
+ * is. */
+static ddl_status ddl__crowding(ddl_context *c, const ddl__blob *table, int32_t *out_crowding) {
+    ddl__cores_of *all = ddl__alloc_array(&c->base, (size_t)c->world_size, sizeof *all);
+    if (all == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "ddl_init: no memory for the cores of %d ranks", c->world_size);
     }
+    for (int32_t i = 0; i < c->world_size; i++) {
+        all[i] = (ddl__cores_of){table[i].core_set, c->links[i].host, table[i].cores};
+    }
+    qsort(all, (size_t)c->world_size, sizeof *all, ddl__cores_order);
+    *out_crowding = 1;
+    for (int32_t i = 0, first = 0; i < c->world_size; i++) {
+        first = all[i].host == all[first].host && all[i].set == all[first].set ? first : i;
+        *out_crowding = DDL__MAX(*out_crowding, (i - first + all[first].cores) / all[first].cores);
+    }
+    ddl__free(&c->base, all);
+    return DDL_OK;
 }
 
 /* other, mine: the nonces that both have told. */
@@ -30333,16 +30345,6 @@ static ddl_status ddl__links_read(ddl_context *c, const ddl__blob *table, ddl__r
     return DDL_OK;
 }
 
-/* Ranks per core on the fullest host, the same on all ranks: what they told is. */
-static int32_t ddl__crowding(const ddl_context *c) {
-    int32_t worst = 1;
-    for (int32_t h = 0; h < c->host_count; h++) {
-        int32_t ranks, cores = ddl__host_cores(c, h, &ranks);
-        worst = DDL__MAX(worst, (ranks + cores - 1) / cores);
-    }
-    return worst;
-}
-
 /* From the table of what all ranks told: links, and what is shared inside the host. */
 static ddl_status ddl__links_make(ddl_context *c, const ddl__blob *table, ddl__reach *offers) {
     DDL__TRY(ddl__links_read(c, table, offers));
@@ -30361,8 +30363,7 @@ static ddl_status ddl__links_make(ddl_context *c, const ddl__blob *table, ddl__r
     for (int32_t i = 0; i < c->world_size && status == DDL_OK; i++) {
         status = i != c->rank ? ddl__link_choose(c, i, &table[i], offers + i * DDL__ENDPOINTS_MAX) : DDL_OK;
     }
-    c->tuning.model.oversubscription = ddl__crowding(c);
-    return status;
+    return status == DDL_OK ? ddl__crowding(c, table, &c->tuning.model.oversubscription) : status;
 }
 
 /* Tells the others about this rank, and reads what they told. wire: a blob of each rank. */

@@ -137,7 +137,7 @@ typedef struct ddl_transport_params {
     int32_t asked;      /* 1: DDL_TRANSPORTS names this transport, 0: it was found and may be of use */
     const char *detail; /* what follows its name there, as tcp in fabric:tcp; or NULL */
     const char *device; /* a device plugin that is loaded (cuda before others); NULL: there are no devices */
-    uint64_t core_set;  /* which cores: ranks of a host with the same number share theirs, others have their own */
+    uint64_t core_set;  /* which cores: ranks of a host that tell each other the same number share theirs */
 } ddl_transport_params;
 
 /* Memory that was registered for get and put: key is opaque, made by one rank, used by its peers. */

@@ -50,6 +50,7 @@ typedef struct native_world {
     void *arg;
     bool threads;
     int cores; /* 0: one for each rank */
+    bool bound; /* each has its own */
 } native_world;
 
 static inline ddl_status native_prepare(shm *t) { return shm_prepare(t); }
@@ -62,6 +63,7 @@ static inline void native_addresses(native_world *w, int n) {
     for (int r = 0; r < n; r++) {
         void *self = NULL;
         params.rank = r;
+        params.core_set = w->bound ? (uint64_t)r : 0;
         if (shm_transport.open(&native_host, &params, &self) != DDL_OK) {
             fprintf(stderr, "rank %d has no endpoint\n", r);
             exit(1);

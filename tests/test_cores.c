@@ -63,42 +63,65 @@ TEST(who_goes_where) {
     }
 }
 
-/* One digit for each rank: its host, the cores that it may use, and which set that is. */
+/* One digit for each rank: its host, how many cores it may use, and which set they are. */
 typedef struct sharing {
     const char *hosts, *cores, *sets;
-    int cores_of_0, crowding;
+    int crowding;
 } sharing;
 
 static const sharing sharings[] = {
-    {"00", "22", "11", 2, 1},             /* all may go everywhere */
-    {"000", "222", "111", 2, 2},
-    {"00", "11", "12", 2, 1},             /* each is bound to a core of its own, */
-    {"00", "11", "11", 1, 2},             /* or both to the same */
-    {"0000", "2222", "1122", 4, 1},       /* two and two */
-    {"0000", "2222", "1212", 4, 1},
-    {"0101", "1111", "1212", 1, 2},       /* the sets of another host are others, whatever their number */
-    {"0011", "1144", "1233", 2, 1},
-    {"010", "111", "112", 2, 1},
+    {"00", "22", "11", 1},       /* all may go everywhere */
+    {"000", "222", "111", 2},
+    {"00000", "22222", "11111", 3},
+    {"00", "11", "12", 1},       /* each is bound to a core of its own, */
+    {"00", "11", "11", 2},       /* or both to the same */
+    {"0000", "2222", "1122", 1}, /* two and two */
+    {"0000", "2222", "1212", 1},
+    {"0101", "1111", "1212", 2}, /* the sets of another host are others, whatever their number */
+    {"0101", "1111", "1111", 2},
+    {"0101", "1111", "1122", 1},
+    {"01", "11", "11", 1},
+    {"000", "118", "112", 2},    /* that one has many helps the others not */
+    {"0000", "4442", "1111", 2}, /* what the poorest of those that share may use */
+    {"0000", "2444", "1111", 2},
 };
 
-TEST(cores_that_ranks_have_together) {
+TEST(ranks_for_each_core) {
     for (size_t i = 0; i < sizeof sharings / sizeof sharings[0]; i++) {
         const sharing *t = &sharings[i];
-        ddl__link links[4] = {{0}};
+        static ddl__blob table[8];
+        ddl__link links[8] = {{0}};
         ddl_context c = {.links = links, .world_size = (int32_t)strlen(t->hosts)};
-        int32_t ranks;
+        int32_t crowding = -1;
         for (int32_t r = 0; r < c.world_size; r++) {
-            links[r].named = true;
             links[r].host = t->hosts[r] - '0';
-            links[r].cores = t->cores[r] - '0';
-            links[r].core_set = (uint64_t)t->sets[r];
-            c.host_count = DDL__MAX(c.host_count, links[r].host + 1);
+            table[r].cores = t->cores[r] - '0';
+            table[r].core_set = (uint64_t)t->sets[r];
         }
-        if (ddl__host_cores(&c, 0, &ranks) != t->cores_of_0 || ddl__crowding(&c) != t->crowding) {
-            test__fail(__FILE__, __LINE__, "hosts %s, cores %s of sets %s: host 0 has %d, and %d ranks per core", t->hosts, t->cores,
-                       t->sets, ddl__host_cores(&c, 0, &ranks), ddl__crowding(&c));
+        if (ddl__crowding(&c, table, &crowding) != DDL_OK || crowding != t->crowding) {
+            test__fail(__FILE__, __LINE__, "hosts %s, cores %s of sets %s: %d ranks per core instead of %d", t->hosts, t->cores, t->sets,
+                       crowding, t->crowding);
         }
     }
+}
+
+/* Ranks of this process share cores with those alone that told the same set on the same host. */
+TEST(who_shares_cores) {
+    static ddl__blob table[5];
+    static const char *const hosts[] = {"here", "here", "there", "here", "here"};
+    static const uint64_t sets[] = {7, 8, 7, 7, 9};
+    ddl__link links[5] = {{0}};
+    ddl_context c = {.links = links, .world_size = 5, .cores = 1};
+    for (int32_t r = 0; r < 5; r++) {
+        snprintf(table[r].host_id, sizeof table[r].host_id, "%s", hosts[r]);
+        table[r].core_set = sets[r];
+        ddl__link_name(&c, r, &table[r], &table[0]);
+    }
+    CHECK_EQ(c.local_ranks, 4);
+    CHECK_EQ(c.core_ranks, 2);
+    CHECK(ddl__is_crowded(&c));
+    c.cores = 2;
+    CHECK(!ddl__is_crowded(&c));
 }
 
 /* The first two cores that this thread may use; false when there is one only. */
@@ -127,7 +150,8 @@ TEST(a_set_of_cores_has_a_number) {
         CHECK_EQ(ddl__cores(&sets[i]), 1);
     }
     CHECK_EQ(sched_setaffinity(0, sizeof allowed, &allowed), 0);
-    CHECK(sets[0] == sets[2] && sets[1] == sets[3] && sets[0] != sets[1]);
+    CHECK(sets[0] == sets[2] && sets[1] == sets[3]);
+    CHECK(sets[0] != sets[1] || sets[0] == 0); /* a quota is for all cores together */
 }
 
 static bool mask_is(const cpu_set_t *expected) {

@@ -192,13 +192,38 @@ TEST(options_reach_the_ranks) {
     if (sysconf(_SC_NPROCESSORS_ONLN) >= 2) { /* different cores */
         const char *a = strstr(p.text[0], "[0] Cpus"), *b = strstr(p.text[0], "[1] Cpus");
         CHECK(a != NULL && b != NULL && strncmp(a + 3, b + 3, strcspn(a + 3, "\n")) != 0);
-        forget(&p);
-        snprintf(words, sizeof words, "-n 2 --bind-cores --no-prefix %s/ddl-info", test_build_dir());
-        run(&p, words, NULL);
-        CHECK_EQ(p.status, 0);
-        CHECK_STR(p.text[0], "ranks per core: 1"); /* nobody has to give way */
     }
     forget(&p);
+}
+
+TEST(ranks_that_are_bound_to_cores_of_their_own_share_none) {
+    program p;
+    char words[600];
+    cpu_set_t all, two;
+    int cores = 0;
+    CHECK_EQ(sched_getaffinity(0, sizeof all, &all), 0);
+    CPU_ZERO(&two);
+    for (size_t k = 0; k < CPU_SETSIZE && cores < 2; k++) {
+        if (CPU_ISSET(k, &all)) {
+            CPU_SET(k, &two);
+            cores++;
+        }
+    }
+    if (cores < 2) {
+        SKIP("needs two cores");
+    }
+    CHECK_EQ(sched_setaffinity(0, sizeof two, &two), 0);
+    snprintf(words, sizeof words, "-n 2 --bind-cores --no-prefix %s/ddl-info", test_build_dir());
+    run(&p, words, NULL);
+    CHECK_EQ(p.status, 0);
+    CHECK_STR(p.text[0], "  1 cores that it may use, 2 ranks on this host");
+    CHECK_STR(p.text[0], "ranks per core: 1");
+    forget(&p);
+    snprintf(words, sizeof words, "-n 3 --bind-cores --no-prefix %s/ddl-info", test_build_dir());
+    run(&p, words, NULL);
+    CHECK_STR(p.text[0], "ranks per core: 2"); /* two of three take turns */
+    forget(&p);
+    CHECK_EQ(sched_setaffinity(0, sizeof all, &all), 0);
 }
 
 /* All ranks read the same 32 bytes; two runs differ; the environment holds none of them; programs that a rank starts

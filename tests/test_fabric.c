@@ -69,44 +69,88 @@ static int calls_one_of(const endpoint *e, int n, int fd, char control[16]) {
     return 0;
 }
 
-TEST(what_stays_on_this_host_is_not_paced) {
-    char control[16] = "";
-    socklen_t bytes = sizeof control;
-    int fd = socket(AF_INET, SOCK_STREAM, 0), called = 0;
-    CHECK_EQ(getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, control, &bytes), 0);
-    close(fd);
-    if (strcmp(control, "reno") == 0) {
-        SKIP("reno is this system's choice for all connections");
-    }
-    NEED_LIBFABRIC();
-    endpoint *e = world_open(2, NULL, NULL);
-    letter l = {0};
-    CHECK(post(&e[0], 1, &l, 1 << 20) >= 0);
-    DRIVE(e, 2, all_arrived(e, 2) == 1 && all_returned(&l, 1)) {}
-    for (fd = 0; fd < 256; fd++) {
-        if (calls_one_of(e, 2, fd, control)) {
-            CHECK_STR(control, "reno");
+/* Sockets of calls that have that congestion control, and how many there are. */
+static int called_with(const endpoint *e, int n, const char *control, int *out_with) {
+    char its[16];
+    int called = 0;
+    *out_with = 0;
+    for (int fd = 0; fd < 1024; fd++) {
+        if (calls_one_of(e, n, fd, its)) {
+            *out_with += strcmp(its, control) == 0;
             called++;
         }
     }
+    return called;
+}
+
+static void called_on_a_system_that(int paces, const char *control) {
+    endpoint *e = world_open(2, NULL, NULL);
+    letter l = {0};
+    int with;
+    self_of(&e[0])->paces = self_of(&e[1])->paces = paces;
+    CHECK(post(&e[0], 1, &l, 1 << 20) >= 0);
+    DRIVE(e, 2, all_arrived(e, 2) == 1 && all_returned(&l, 1)) {}
+    int called = called_with(e, 2, control, &with);
     CHECK(called >= 2); /* words and a payload */
+    CHECK_EQ(with, called);
     letter_free(&l);
     world_end(e, 2);
 }
 
-TEST(one_address_is_one_host) {
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = 1, .sin_addr.s_addr = htonl(0x0a000001)}, b = a;
-    struct sockaddr_in6 a6 = {.sin6_family = AF_INET6, .sin6_port = 1, .sin6_addr.s6_addr = {[15] = 1}}, b6 = a6;
-    b.sin_port = 2;
-    b6.sin6_port = 2;
-    CHECK(fabric_is_loopback((struct sockaddr *)&a, (struct sockaddr *)&b));
-    CHECK(fabric_is_loopback((struct sockaddr *)&a6, (struct sockaddr *)&b6));
-    CHECK(!fabric_is_loopback((struct sockaddr *)&a, (struct sockaddr *)&b6));
-    CHECK(!fabric_is_loopback((struct sockaddr *)&a6, (struct sockaddr *)&b));
-    b.sin_addr.s_addr = htonl(0x0a000002);
-    b6.sin6_addr.s6_addr[15] = 2;
-    CHECK(!fabric_is_loopback((struct sockaddr *)&a, (struct sockaddr *)&b));
-    CHECK(!fabric_is_loopback((struct sockaddr *)&a6, (struct sockaddr *)&b6));
+TEST(what_stays_on_this_host_is_not_paced) {
+    char control[16] = "";
+    socklen_t bytes = sizeof control - 1;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK_EQ(getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, control, &bytes), 0);
+    close(fd);
+    CHECK_EQ(fabric_paces(), strncmp(control, "bbr", 3) == 0);
+    NEED_LIBFABRIC();
+    called_on_a_system_that(0, control);
+    called_on_a_system_that(1, "reno");
+}
+
+/* A socket is found by its name from a descriptor on, and only a little further. */
+TEST(the_socket_of_a_name) {
+    struct sockaddr_storage name = {0};
+    struct sockaddr_in *at = (struct sockaddr_in *)(void *)&name;
+    int sockets[3], no_port = 1;
+    char control[16];
+    *at = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    for (int i = 0; i < 3; i++) {
+        int next = fabric_next_descriptor(0);
+        sockets[i] = socket(AF_INET, SOCK_STREAM, 0);
+        CHECK_EQ(sockets[i], next);
+        CHECK_EQ(setsockopt(sockets[i], IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &no_port, sizeof no_port), 0);
+        CHECK_EQ(setsockopt(sockets[i], IPPROTO_TCP, TCP_CONGESTION, "cubic", 5), 0);
+        CHECK(i == 0 || bind(sockets[i], (struct sockaddr *)at, sizeof *at) == 0); /* the first has no name */
+    }
+    CHECK(fabric_unpace(sockets[0], &name, sizeof *at));
+    for (int i = 0; i < 3; i++) {
+        socklen_t bytes = sizeof control;
+        CHECK_EQ(getsockopt(sockets[i], IPPROTO_TCP, TCP_CONGESTION, control, &bytes), 0);
+        CHECK_STR(control, i == 1 ? "reno" : "cubic");
+    }
+    CHECK(!fabric_unpace(sockets[2] + 1, &name, sizeof *at));
+    CHECK(!fabric_unpace(-1, &name, sizeof *at)); /* there was no descriptor */
+    at->sin_addr.s_addr = htonl(0x7f000002);
+    CHECK(!fabric_unpace(sockets[0], &name, sizeof *at));
+    for (int i = 0; i < 3; i++) {
+        close(sockets[i]);
+    }
+}
+
+TEST(addresses_of_one_interface) {
+    struct sockaddr_storage a = {0}, b = {0}, a6 = {0}, b6 = {0};
+    memcpy(&a, &(struct sockaddr_in){.sin_family = AF_INET, .sin_port = 1, .sin_addr.s_addr = htonl(0x0a000001)}, sizeof(struct sockaddr_in));
+    memcpy(&b, &(struct sockaddr_in){.sin_family = AF_INET, .sin_port = 2, .sin_addr.s_addr = htonl(0x0a000001)}, sizeof(struct sockaddr_in));
+    memcpy(&a6, &(struct sockaddr_in6){.sin6_family = AF_INET6, .sin6_port = 1, .sin6_addr.s6_addr = {[15] = 1}}, sizeof(struct sockaddr_in6));
+    memcpy(&b6, &(struct sockaddr_in6){.sin6_family = AF_INET6, .sin6_port = 2, .sin6_addr.s6_addr = {[15] = 2}}, sizeof(struct sockaddr_in6));
+    CHECK(fabric_ip_equal(&a, &b));
+    CHECK(fabric_ip_equal(&a6, &a6));
+    CHECK(!fabric_ip_equal(&a, &a6));
+    CHECK(!fabric_ip_equal(&a6, &b6));
+    ((struct sockaddr_in *)(void *)&b)->sin_addr.s_addr++;
+    CHECK(!fabric_ip_equal(&a, &b));
 }
 
 /* ---- what other providers do ---- */

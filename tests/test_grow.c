@@ -44,6 +44,7 @@ static ddl_context *newcomer(ddl_group **out_group) {
 
 /* What every rank does once it has the group: state from a member, and then verified work. */
 static void go_on(ddl_context *c, ddl_group *g, int32_t size) {
+    CHECK_EQ(c->core_ranks, c->local_ranks); /* all have the same cores */
     REQUIRE(g != NULL);
     CHECK_EQ(ddl_size(g), size);
     int64_t state[3] = {0, 0, 0};

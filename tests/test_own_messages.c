@@ -20,15 +20,15 @@ TEST(the_making_of_a_group_is_little_endian) {
 }
 
 TEST(what_a_rank_tells_about_itself_is_little_endian) {
-    static const uint8_t head[52] = {4,    3,    2,    1,    0x0a, 9,    8,    7,    5,    0,    0,    0,    6, 0,
+    static const uint8_t head[44] = {4,    3,    2,    1,    0x0a, 9,    8,    7,    5,    0,    0,    0,    6, 0,
                                      0,    0,    0xff, 0xff, 0xff, 0xff, 1,    0,    0,    0,    2,    0,    0,    0,
                                      0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11, 0x28, 0x27, 0x26, 0x25, 0x24, 0x23,
-                                     0x22, 0x21, 0x38, 0x37, 0x36, 0x35, 0x34, 0x33, 0x32, 0x31};
+                                     0x22, 0x21};
     static uint8_t wire[DDL__BLOB_BYTES + 1], again[DDL__BLOB_BYTES];
     static ddl__blob b, back;
     b = (ddl__blob){.magic = 0x01020304, .version = 0x0708090a, .pid = 5, .cores = 6, .board_fd = -1,
-                    .abilities = 1, .guard = 2, .pid_start = 0x1112131415161718, .pid_space = 0x2122232425262728, .core_set = 0x3132333435363738,
-                    .host_id = "id", .host_name = "name", .pass_name = {7, 8}, .nonce = {9}};
+                    .abilities = 1, .guard = 2, .pid_start = 0x1112131415161718, .pid_space = 0x2122232425262728,
+                    .core_set = 0x3132333435363738, .host_id = "id", .host_name = "name", .pass_name = {7, 8}, .nonce = {9}};
     for (int32_t i = 0; i < DDL__BLOB_TRANSPORTS; i++) {
         snprintf(b.transports[i].name, DDL__NAME_BYTES, "t%d", (int)i);
         b.transports[i].bytes = 0x100u + (uint32_t)i;
@@ -37,9 +37,10 @@ TEST(what_a_rank_tells_about_itself_is_little_endian) {
     wire[DDL__BLOB_BYTES] = 0x77;
     ddl__blob_write(&b, wire);
     CHECK_EQ(memcmp(wire, head, sizeof head), 0);
-    const uint8_t *last = wire + DDL__BLOB_BYTES - DDL__BLOB_TRANSPORT_BYTES;
+    const uint8_t *last = wire + DDL__BLOB_BYTES - 8 - DDL__BLOB_TRANSPORT_BYTES;
     CHECK(last[0] == 't' && last[1] == '3' && last[DDL__NAME_BYTES] == 3 && last[DDL__NAME_BYTES + 1] == 1);
-    CHECK(wire[DDL__BLOB_BYTES - 1] == 0x33 && wire[DDL__BLOB_BYTES] == 0x77);
+    CHECK(wire[DDL__BLOB_BYTES - 9] == 0x33 && wire[DDL__BLOB_BYTES - 8] == 0x38 && wire[DDL__BLOB_BYTES - 1] == 0x31);
+    CHECK(wire[DDL__BLOB_BYTES] == 0x77);
     ddl__blob_read(wire, &back);
     CHECK_EQ(back.magic, b.magic);
     CHECK_EQ(back.board_fd, -1);

@@ -382,22 +382,27 @@ TEST(large_ones) {
 
 TEST(ranks_that_are_bound_to_cores_of_their_own_do_not_share_them) {
     for (int n = 2; n <= 4; n++) {
-        native_world w = {.cores = 1};
-        native_addresses(&w, n);
-        shm *t = w.endpoint[0];
-        CHECK(t->crowded);
+        sweep s = {.most = 256 << 10, .queued = 2, .rounds = 20};
+        native_world w = {.fn = sweep_rank, .arg = &s, .cores = 1, .bound = true};
+        native_world_make(&w, n);
         for (int r = 0; r < n; r++) {
-            t->addresses[r].core_set = (uint64_t)r;
+            CHECK(!w.endpoint[r]->crowded);
         }
-        CHECK_EQ(shm_settle(t), DDL_OK);
-        CHECK(!t->crowded);
-        t->addresses[1].core_set = t->addresses[0].core_set; /* two share one */
-        CHECK_EQ(shm_settle(t), DDL_OK);
-        CHECK(t->crowded);
-        for (int r = 0; r < n; r++) {
-            shm_transport.close(w.endpoint[r]);
-        }
+        ranks_fork(n, native_fork_rank, &w, 200);
+        native_world_free(&w);
     }
+}
+
+/* Two of three share one core: what is true of some is true of all. */
+TEST(two_that_share_a_core_crowd_all) {
+    shm_address told[3] = {{.magic = "x", .cores = 1, .core_set = 1}, {.magic = "x", .cores = 1, .core_set = 1}, {.magic = "x", .cores = 8, .core_set = 2}};
+    int32_t ranks[3] = {0, 1, 2};
+    shm t = {.addresses = told, .rank_of = ranks, .local_count = 3};
+    CHECK(shm_is_crowded(&t));
+    told[1].core_set = 3;
+    CHECK(!shm_is_crowded(&t));
+    told[1].core_set = 2; /* with the other, which may use eight */
+    CHECK(shm_is_crowded(&t));
 }
 
 /* Where ranks share cores: in rounds as large as the ring allows, and what is small without a second exchange. */

@@ -89,7 +89,7 @@ static void print_machine(const ddl_context *c) {
     printf("\nthis process\n");
     printf("  rank %d of %d, by %s%s%s\n", c->rank, c->world_size, c->settings.launch.by,
            c->settings.job != NULL ? ", job " : "", c->settings.job != NULL ? c->settings.job : "");
-    printf("  %d cores that it may use, %d ranks on this host\n", c->settings.cores, c->local_ranks);
+    printf("  %d cores that it may use, %d ranks on this host\n", c->cores, c->local_ranks);
     printf("  file descriptors: %d in use, limit %llu, at most %llu\n", ddl__open_fds(), (unsigned long long)files.rlim_cur,
            (unsigned long long)files.rlim_max);
     printf("  host %s (equal on two ranks: they are on one host)\n", c->settings.host_id);

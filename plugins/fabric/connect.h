@@ -83,6 +83,7 @@ static void fabric_descriptors_raise(const fabric_self *s) {
 static ddl_status fabric_connections_open(fabric_self *s) {
     ddl_status status = DDL_OK;
     fabric_descriptors_raise(s);
+    s->paces = fabric_paces();
     for (int32_t i = 0; i < s->rail_count && status == DDL_OK; i++) {
         status = fabric_listen(s, &s->rails[i]);
     }
@@ -185,20 +186,18 @@ static void fabric_way_failed(fabric_self *s, fabric_way *w, int error) {
 }
 
 /* Calls a peer by its name. */
-static int fabric_strand_call(fabric_self *s, fabric_strand *strand, const void *name, const fabric_hello *hello) {
-    struct fi_info info = *s->rails[strand->rail].info;
-    struct sockaddr_storage ours;
-    socklen_t bytes = (socklen_t)info.src_addrlen;
-    int port = -1;
-    if (info.src_addr != NULL && bytes <= sizeof ours && fabric_is_loopback(info.src_addr, name)) {
-        memcpy(&ours, info.src_addr, bytes);
-        port = fabric_port_take((struct sockaddr *)&ours, bytes);
-        info.src_addr = port >= 0 ? &ours : info.src_addr;
-    }
-    int result = fabric_strand_make(s, strand, &info);
-    if (port >= 0) {
-        close(port);
-        fabric_unpace((struct sockaddr *)&ours, bytes);
+static int fabric_strand_call(fabric_self *s, fabric_strand *strand, const uint8_t *name, const fabric_hello *hello) {
+    const struct fi_info *info = s->rails[strand->rail].info;
+    struct sockaddr_storage ours, theirs;
+    size_t bytes = info->src_addr != NULL && info->src_addrlen <= sizeof ours ? info->src_addrlen : 0;
+    memset(&ours, 0, sizeof ours);
+    memset(&theirs, 0, sizeof theirs);
+    memcpy(&ours, info->src_addr, bytes);
+    memcpy(&theirs, name, bytes);
+    int here = s->paces && fabric_ip_equal(&ours, &theirs), next = here ? fabric_next_descriptor(s->timer) : -1;
+    int result = fabric_strand_make(s, strand, s->rails[strand->rail].info);
+    if (here && result == 0 && !fabric_unpace(next, &ours, (socklen_t)bytes)) {
+        fabric_log(s, DDL_LOG_DEBUG, "the socket of a connection of this host was not found: it may be paced");
     }
     return result == 0 ? fi_connect(strand->ep, name, hello, sizeof *hello) : result;
 }

@@ -1,53 +1,67 @@
-/* loopback: connections between ranks of one host are not paced. Congestion control that paces (bbr) takes half of the bandwidth of
- * loopback, where there is nothing to be gentle with, and a socket that was paced once stays so: another is to be chosen before it
- * connects. libfabric does not say which socket an endpoint has; but one that is to have a certain port is found by it. */
+/* loopback: connections between two ranks of one address are not paced. Congestion control that paces (bbr) takes half of the
+ * bandwidth of loopback, where there is nothing to be gentle with, and a socket that was paced once stays so: another is chosen
+ * before it connects. libfabric does not say which socket an endpoint has; a new one is the next descriptor, as a rule, and has
+ * the endpoint's address and no port yet. */
 #ifndef FABRIC_LOOPBACK_H
 #define FABRIC_LOOPBACK_H
 
-#include <dirent.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* Whether both names have one address. */
-static int fabric_is_loopback(const struct sockaddr *a, const struct sockaddr *b) {
-    if (a->sa_family == AF_INET6 && b->sa_family == AF_INET6) {
-        const struct sockaddr_in6 *a6 = (const void *)a, *b6 = (const void *)b;
-        return memcmp(&a6->sin6_addr, &b6->sin6_addr, sizeof a6->sin6_addr) == 0;
-    }
-    const struct sockaddr_in *a4 = (const void *)a, *b4 = (const void *)b;
-    return a->sa_family == AF_INET && b->sa_family == AF_INET && a4->sin_addr.s_addr == b4->sin_addr.s_addr;
+enum { FABRIC_NEXT = 16 }; /* descriptors that other threads may open meanwhile */
+
+static const uint8_t *fabric_ip(const struct sockaddr_storage *a, size_t *bytes) {
+    *bytes = a->ss_family == AF_INET ? 4 : a->ss_family == AF_INET6 ? 16 : 0;
+    return a->ss_family == AF_INET ? (const uint8_t *)&((const struct sockaddr_in *)a)->sin_addr
+                                   : (const uint8_t *)&((const struct sockaddr_in6 *)a)->sin6_addr;
 }
 
-/* Gives a name a port that nobody else takes while the descriptor returned is open; -1: there is none. */
-static int fabric_port_take(struct sockaddr *name, socklen_t bytes) {
-    int fd = socket(name->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0), shared = 1;
-    if (fd >= 0 && (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &shared, sizeof shared) != 0 || bind(fd, name, bytes) != 0 ||
-                    getsockname(fd, name, &bytes) != 0)) {
+static int fabric_ip_equal(const struct sockaddr_storage *a, const struct sockaddr_storage *b) {
+    size_t bytes, others;
+    const uint8_t *x = fabric_ip(a, &bytes), *y = fabric_ip(b, &others);
+    return bytes != 0 && bytes == others && memcmp(x, y, bytes) == 0;
+}
+
+/* Whether this system paces what nobody has chosen otherwise. */
+static int fabric_paces(void) {
+    char control[16] = "";
+    socklen_t bytes = sizeof control - 1;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int paces = fd >= 0 && getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, control, &bytes) == 0 && strncmp(control, "bbr", 3) == 0;
+    if (fd >= 0) {
         close(fd);
-        return -1;
+    }
+    return paces;
+}
+
+/* The descriptor that is opened next. */
+static int fabric_next_descriptor(int any) {
+    int fd = fcntl(any, F_DUPFD_CLOEXEC, 0);
+    if (fd >= 0) {
+        close(fd);
     }
     return fd;
 }
 
-/* The socket of that name is not to be paced. Where it is not found all is as it was. */
-static void fabric_unpace(const struct sockaddr *name, socklen_t bytes) {
-    DIR *folder = opendir("/proc/self/fd");
-    for (struct dirent *at; folder != NULL && (at = readdir(folder)) != NULL;) {
-        struct sockaddr_storage its;
-        socklen_t its_bytes = sizeof its;
-        int fd = atoi(at->d_name);
-        if (getsockname(fd, (struct sockaddr *)&its, &its_bytes) == 0 && its_bytes == bytes && memcmp(&its, name, bytes) == 0) {
-            (void)setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
-            break;
+/* Whether a socket has that name. */
+static int fabric_is_named(int fd, const struct sockaddr_storage *name, socklen_t bytes) {
+    struct sockaddr_storage its;
+    socklen_t its_bytes = sizeof its;
+    return getsockname(fd, (struct sockaddr *)&its, &its_bytes) == 0 && its_bytes == bytes && memcmp(&its, name, bytes) == 0;
+}
+
+/* The socket of that name, which is none before next, is not paced. Returns whether it was found; else all is as it was. */
+static int fabric_unpace(int next, const struct sockaddr_storage *name, socklen_t bytes) {
+    for (int fd = next; fd >= 0 && fd < next + FABRIC_NEXT; fd++) {
+        if (fabric_is_named(fd, name, bytes)) {
+            return setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4) == 0;
         }
     }
-    if (folder != NULL) {
-        closedir(folder);
-    }
+    return 0;
 }
 
 #endif /* FABRIC_LOOPBACK_H */

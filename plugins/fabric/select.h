@@ -7,6 +7,7 @@
 #ifndef FABRIC_SELECT_H
 #define FABRIC_SELECT_H
 
+#include "loopback.h"
 #include "rail.h"
 
 #include <arpa/inet.h>
@@ -38,18 +39,6 @@ static const char *const fabric_order[] = {"efa", "verbs", "tcp"};
 enum { FABRIC_ORDER = 3 };
 
 /* >>addresses */
-
-static const uint8_t *fabric_ip(const struct sockaddr_storage *a, size_t *bytes) {
-    *bytes = a->ss_family == AF_INET ? 4 : a->ss_family == AF_INET6 ? 16 : 0;
-    return a->ss_family == AF_INET ? (const uint8_t *)&((const struct sockaddr_in *)a)->sin_addr
-                                   : (const uint8_t *)&((const struct sockaddr_in6 *)a)->sin6_addr;
-}
-
-static int fabric_ip_equal(const struct sockaddr_storage *a, const struct sockaddr_storage *b) {
-    size_t bytes, others;
-    const uint8_t *x = fabric_ip(a, &bytes), *y = fabric_ip(b, &others);
-    return bytes != 0 && bytes == others && memcmp(x, y, bytes) == 0;
-}
 
 static int fabric_ip_within(const struct sockaddr_storage *a, const struct sockaddr_storage *net, int bits) {
     size_t bytes, others;

@@ -235,6 +235,7 @@ typedef struct fabric_self {
     int32_t rail_count;
     int unread; /* sockets without connect.h: a read ends when its peer helps, or never, so that nothing is read */
     int connects; /* connect.h */
+    int paces;    /* loopback.h */
     struct fid_ep *shared; /* receives of all WORDS */
     int calling, ends, look; /* look: for events, at once */
     int by_sockets; /* we sleep on these, which our set has: */

@@ -281,22 +281,18 @@ static bool shm_address_fits(const shm *t, const shm_address *other) {
 
 /* ---- one for all ---- */
 
-/* Cores that the ranks of this host have together: of those that share theirs, what the poorest may use. */
-static uint64_t shm_cores(const shm *t) {
-    uint64_t cores = 0;
+/* Whether ranks share cores: more than one of those that do may use. */
+static bool shm_is_crowded(const shm *t) {
+    bool crowded = false;
     for (int32_t i = 0; i < t->local_count; i++) {
         const shm_address *a = &t->addresses[t->rank_of[i]];
-        uint32_t least = a->cores;
-        bool first = true;
+        uint32_t ranks = 0;
         for (int32_t j = 0; j < t->local_count; j++) {
-            const shm_address *b = &t->addresses[t->rank_of[j]];
-            bool same = b->core_set == a->core_set;
-            first = first && !(same && j < i);
-            least = same && b->cores < least ? b->cores : least;
+            ranks += t->addresses[t->rank_of[j]].core_set == a->core_set;
         }
-        cores += first ? least : 0;
+        crowded = crowded || ranks > a->cores;
     }
-    return cores;
+    return crowded;
 }
 
 /* The set of local ranks is known when every peer's address is; the layout follows from it. */
@@ -314,7 +310,7 @@ static ddl_status shm_settle(shm *t) {
         }
     }
     t->local_index = t->index_of[t->rank];
-    t->crowded = (uint64_t)t->local_count > shm_cores(t);
+    t->crowded = shm_is_crowded(t);
     if (t->local_count > SHM_LOCAL_MAX) {
         shm_log(t, DDL_LOG_WARN, "%d ranks share this host, shared memory serves at most %d", (int)t->local_count,
                 SHM_LOCAL_MAX);

@@ -61,16 +61,6 @@ static ddl_status ddl__links_read(ddl_context *c, const ddl__blob *table, ddl__r
     return DDL_OK;
 }
 
-/* Ranks per core on the fullest host, the same on all ranks: what they told is. */
-static int32_t ddl__crowding(const ddl_context *c) {
-    int32_t worst = 1;
-    for (int32_t h = 0; h < c->host_count; h++) {
-        int32_t ranks, cores = ddl__host_cores(c, h, &ranks);
-        worst = DDL__MAX(worst, (ranks + cores - 1) / cores);
-    }
-    return worst;
-}
-
 /* From the table of what all ranks told: links, and what is shared inside the host. */
 static ddl_status ddl__links_make(ddl_context *c, const ddl__blob *table, ddl__reach *offers) {
     DDL__TRY(ddl__links_read(c, table, offers));
@@ -89,8 +79,7 @@ static ddl_status ddl__links_make(ddl_context *c, const ddl__blob *table, ddl__r
     for (int32_t i = 0; i < c->world_size && status == DDL_OK; i++) {
         status = i != c->rank ? ddl__link_choose(c, i, &table[i], offers + i * DDL__ENDPOINTS_MAX) : DDL_OK;
     }
-    c->tuning.model.oversubscription = ddl__crowding(c);
-    return status;
+    return status == DDL_OK ? ddl__crowding(c, table, &c->tuning.model.oversubscription) : status;
 }
 
 /* Tells the others about this rank, and reads what they told. wire: a blob of each rank. */

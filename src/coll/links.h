@@ -6,7 +6,7 @@
 #include "agree.h"
 #include "transports.h"
 
-enum { DDL__BLOB_MAGIC = 0x316a6c64, DDL__NAME_BYTES = 16, DDL__CORES_MAX = 1 << 20 };
+enum { DDL__BLOB_MAGIC = 0x326a6c64, DDL__NAME_BYTES = 16, DDL__CORES_MAX = 1 << 20 };
 
 /* What a rank tells the others about itself. */
 enum { DDL__PASSES_PROCESS = 1, DDL__TRACES = 2 };
@@ -16,7 +16,7 @@ typedef struct ddl__blob {
     int32_t version, pid, cores, board_fd;
     int32_t abilities; /* DDL__PASSES_PROCESS: to ranks of other spaces; DDL__TRACES */
     int32_t guard;          /* its index in ddl__guards */
-    uint64_t pid_start, pid_space, core_set;
+    uint64_t pid_start, pid_space;
     char host_id[64], host_name[32];
     uint8_t pass_name[DDL__PASS_NAME_BYTES];
     uint8_t nonce[DDL__MAC_NONCE_BYTES];
@@ -25,15 +25,16 @@ typedef struct ddl__blob {
         uint32_t bytes;
         uint8_t address[DDL__ADDRESS_BYTES];
     } transports[DDL__BLOB_TRANSPORTS];
+    uint64_t core_set;
 } ddl__blob;
 
 /* On the wire: the members in their order, little-endian, without gaps. All of one size, because a rendezvous is one
  * all-gather. */
 enum {
-    DDL__BLOB_AT_HOST = 7 * 4 + 3 * 8, /* host_id */
+    DDL__BLOB_AT_HOST = 7 * 4 + 2 * 8, /* host_id */
     DDL__BLOB_AT_TRANSPORTS = DDL__BLOB_AT_HOST + 64 + 32 + DDL__PASS_NAME_BYTES + DDL__MAC_NONCE_BYTES,
     DDL__BLOB_TRANSPORT_BYTES = DDL__NAME_BYTES + 4 + DDL__ADDRESS_BYTES,
-    DDL__BLOB_BYTES = DDL__BLOB_AT_TRANSPORTS + DDL__BLOB_TRANSPORTS * DDL__BLOB_TRANSPORT_BYTES
+    DDL__BLOB_BYTES = DDL__BLOB_AT_TRANSPORTS + DDL__BLOB_TRANSPORTS * DDL__BLOB_TRANSPORT_BYTES + 8
 };
 
 static void ddl__blob_write(const ddl__blob *b, uint8_t out[DDL__BLOB_BYTES]) {
@@ -47,7 +48,6 @@ static void ddl__blob_write(const ddl__blob *b, uint8_t out[DDL__BLOB_BYTES]) {
     ddl__put_u32(&w, (uint32_t)b->guard);
     ddl__put_u64(&w, b->pid_start);
     ddl__put_u64(&w, b->pid_space);
-    ddl__put_u64(&w, b->core_set);
     ddl__put_bytes(&w, b->host_id, sizeof b->host_id);
     ddl__put_bytes(&w, b->host_name, sizeof b->host_name);
     ddl__put_bytes(&w, b->pass_name, sizeof b->pass_name);
@@ -57,6 +57,7 @@ static void ddl__blob_write(const ddl__blob *b, uint8_t out[DDL__BLOB_BYTES]) {
         ddl__put_u32(&w, b->transports[i].bytes);
         ddl__put_bytes(&w, b->transports[i].address, DDL__ADDRESS_BYTES);
     }
+    ddl__put_u64(&w, b->core_set);
 }
 
 static void ddl__blob_read(const uint8_t in[DDL__BLOB_BYTES], ddl__blob *b) {
@@ -70,7 +71,6 @@ static void ddl__blob_read(const uint8_t in[DDL__BLOB_BYTES], ddl__blob *b) {
     b->guard = (int32_t)ddl__get_u32(&r);
     b->pid_start = ddl__get_u64(&r);
     b->pid_space = ddl__get_u64(&r);
-    b->core_set = ddl__get_u64(&r);
     ddl__get_bytes(&r, b->host_id, sizeof b->host_id);
     ddl__get_bytes(&r, b->host_name, sizeof b->host_name);
     ddl__get_bytes(&r, b->pass_name, sizeof b->pass_name);
@@ -80,6 +80,7 @@ static void ddl__blob_read(const uint8_t in[DDL__BLOB_BYTES], ddl__blob *b) {
         b->transports[i].bytes = ddl__get_u32(&r);
         ddl__get_bytes(&r, b->transports[i].address, DDL__ADDRESS_BYTES);
     }
+    b->core_set = ddl__get_u64(&r);
 }
 
 /* How frames are guarded: ranks must agree. */
@@ -94,7 +95,7 @@ static void ddl__blob_fill(const ddl_context *c, ddl__blob *b) {
     b->magic = DDL__BLOB_MAGIC;
     b->version = ddl_version();
     b->pid = (int32_t)getpid();
-    b->cores = DDL__MIN(c->settings.cores, DDL__CORES_MAX);
+    b->cores = DDL__MIN(c->cores, DDL__CORES_MAX);
     b->core_set = c->settings.core_set;
     b->board_fd = c->board_fd;
     b->abilities = (ddl__can_pass_process() ? DDL__PASSES_PROCESS : 0) | (c->trace != NULL ? DDL__TRACES : 0);
@@ -306,27 +307,6 @@ static ddl_status ddl__link_choose(ddl_context *c, int32_t rank, const ddl__blob
     return l->endpoint != NULL ? DDL_OK : ddl__link_none(c, rank, b);
 }
 
-/* Cores that the ranks of a host have together, and how many ranks those are. Ranks of one host mostly stand side by side. */
-static int32_t ddl__host_cores(const ddl_context *c, int32_t host, int32_t *out_ranks) {
-    int64_t cores = 0;
-    int32_t ranks = 0;
-    for (int32_t i = 0; i < c->world_size; i++) {
-        const ddl__link *l = &c->links[i];
-        if (l->named && l->host == host) {
-            bool shared = false;
-            for (int32_t j = i - 1, seen = 0; j >= 0 && seen < ranks && !shared; j--) {
-                bool here = c->links[j].named && c->links[j].host == host;
-                seen += here;
-                shared = here && c->links[j].core_set == l->core_set;
-            }
-            cores += shared ? 0 : l->cores;
-            ranks++;
-        }
-    }
-    *out_ranks = ranks;
-    return (int32_t)DDL__MIN(DDL__MAX(cores, 1), DDL__CORES_MAX);
-}
-
 /* Who and where a rank is; mine: what this rank tells. Hosts are numbered as they appear. */
 static void ddl__link_name(ddl_context *c, int32_t rank, const ddl__blob *b, const ddl__blob *mine) {
     ddl__link *l = &c->links[rank];
@@ -337,8 +317,6 @@ static void ddl__link_name(ddl_context *c, int32_t rank, const ddl__blob *b, con
     memcpy(l->pass_name, b->pass_name, sizeof l->pass_name);
     l->pid = b->pid;
     l->pid_start = b->pid_start;
-    l->cores = b->cores;
-    l->core_set = b->core_set;
     l->same_host = strcmp(b->host_id, mine->host_id) == 0;
     l->same_space = l->same_host && b->pid_space == mine->pid_space;
     l->passes_process = l->same_host && !l->same_space && (b->abilities & DDL__PASSES_PROCESS) != 0 &&
@@ -353,10 +331,41 @@ static void ddl__link_name(ddl_context *c, int32_t rank, const ddl__blob *b, con
     l->named = true;
     c->host_count = DDL__MAX(c->host_count, l->host + 1);
     c->local_ranks += l->same_host;
-    if (l->same_host) {
-        int32_t ranks;
-        c->cores = ddl__host_cores(c, l->host, &ranks);
+    l->same_cores = l->same_host && b->core_set == mine->core_set;
+    c->core_ranks += l->same_cores;
+}
+
+/* Cores that a rank may use, and the host that they are of. */
+typedef struct ddl__cores_of {
+    uint64_t set;
+    int32_t host, cores;
+} ddl__cores_of;
+
+static int ddl__cores_order(const void *a_, const void *b_) {
+    const ddl__cores_of *a = a_, *b = b_;
+    return a->host != b->host ? (a->host > b->host) - (a->host < b->host)
+           : a->set != b->set ? (a->set > b->set) - (a->set < b->set)
+                              : (a->cores > b->cores) - (a->cores < b->cores);
+}
+
+/* Ranks per core where most share theirs; of those that do, what the poorest may use. The same on all ranks: the table
+ * is. */
+static ddl_status ddl__crowding(ddl_context *c, const ddl__blob *table, int32_t *out_crowding) {
+    ddl__cores_of *all = ddl__alloc_array(&c->base, (size_t)c->world_size, sizeof *all);
+    if (all == NULL) {
+        return ddl__error(c, DDL_ERR_NOMEM, "ddl_init: no memory for the cores of %d ranks", c->world_size);
     }
+    for (int32_t i = 0; i < c->world_size; i++) {
+        all[i] = (ddl__cores_of){table[i].core_set, c->links[i].host, table[i].cores};
+    }
+    qsort(all, (size_t)c->world_size, sizeof *all, ddl__cores_order);
+    *out_crowding = 1;
+    for (int32_t i = 0, first = 0; i < c->world_size; i++) {
+        first = all[i].host == all[first].host && all[i].set == all[first].set ? first : i;
+        *out_crowding = DDL__MAX(*out_crowding, (i - first + all[first].cores) / all[first].cores);
+    }
+    ddl__free(&c->base, all);
+    return DDL_OK;
 }
 
 /* other, mine: the nonces that both have told. */

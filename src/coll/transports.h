@@ -49,7 +49,7 @@ static ddl_status ddl__endpoint_open(ddl_context *c, const ddl_plugin *plugin, b
                                    .rank = c->rank,
                                    .world_size = c->world_size,
                                    .local_ranks = c->settings.launch.local_world,
-                                   .cores = c->settings.cores,
+                                   .cores = c->cores,
                                    .host_id = c->settings.host_id,
                                    .interface_name = c->settings.interface_name,
                                    .advertise = c->settings.advertise,

@@ -101,7 +101,7 @@ static void ddl__account_op(ddl_context *c, const ddl__op *op, const ddl__flight
     }
     uint64_t took = now - DDL__MAX(start, arrived);
     double estimate_ns = op->cached->estimate_s * 1e9;
-    uint64_t least = c->local_ranks > c->cores ? DDL__SLOW_CROWDED_NS : DDL__SLOW_NS;
+    uint64_t least = c->core_ranks > c->cores ? DDL__SLOW_CROWDED_NS : DDL__SLOW_NS;
     if (c->joined && c->settings.slow > 0 && estimate_ns > 0 && took > least && /* ddl_init's make connections */
         (double)took > estimate_ns * (double)c->settings.slow) {
         ddl__account_slow(c, op, bytes, took);

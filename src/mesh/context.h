@@ -109,6 +109,7 @@ typedef struct ddl__link {
     ddl__life life;
     bool same_host, connected;
     bool named; /* it is known who and where it is */
+    bool same_cores;     /* shares those of this rank */
     bool same_space;     /* numbers processes as we do: what /proc says of its pid is true */
     bool passes_process; /* it does not, but passes us its process, as we do: see spaces.h */
     bool process_told, board_told, board_taken;
@@ -116,8 +117,6 @@ typedef struct ddl__link {
     bool closing; /* dead, but the transport has not been told yet: not from inside its own calls */
     int32_t host; /* number of its host, from 0 by first appearance */
     int32_t pid, pidfd;
-    int32_t cores;     /* that it may use; */
-    uint64_t core_set; /* which: see ddl__cores */
     uint64_t pid_start; /* start time in /proc/pid/stat: a number that was given to a new process does not fool us */
     uint32_t incarnation; /* 0: the process that began the job with this rank; each that took its place has a higher */
     uint64_t missed_ns; /* when it was missed, or left */
@@ -172,7 +171,7 @@ struct ddl_context {
     ddl__settings settings;
     ddl__loader loader;
     int32_t rank, world_size, host_count, local_ranks;
-    int32_t cores; /* of this host's ranks together */
+    int32_t cores, core_ranks; /* that this rank may use; that use them, itself among them: see ddl__cores */
     volatile unsigned char *own_page; /* empty in a child of fork; NULL where the kernel cannot do that */
     pid_t pid; /* whose context this is: a child of fork gets DDL_ERR_FORK */
     uint64_t job;

@@ -31,6 +31,7 @@ static void ddl__link_again(ddl_context *c, int32_t rank, uint32_t incarnation) 
     ddl__groups_rank_rejoined(c, rank);
     ddl__board_again(c, rank);
     c->local_ranks -= c->links[rank].same_host;
+    c->core_ranks -= c->links[rank].same_cores;
     ddl__wipe(&c->links[rank], sizeof c->links[rank]); /* keys */
     c->links[rank] = (ddl__link){.life = DDL__DEAD, .pidfd = -1, .incarnation = incarnation};
     c->incarnation_seen = DDL__MAX(c->incarnation_seen, incarnation);

@@ -129,7 +129,7 @@ static ddl_status ddl__selftest_open(const ddl_context *real, ddl__selftest_side
     c->settings.secret = real->settings.secret;
     c->settings.secret_bytes = real->settings.secret_bytes;
     c->rank = rank;
-    c->world_size = c->local_ranks = 2;
+    c->world_size = c->local_ranks = c->core_ranks = 2;
     c->cores = real->cores;
     c->job = job;
     c->links = side->links;

@@ -226,9 +226,9 @@ static void ddl__give_way(ddl_context *c) {
     ddl__yield(c, wanted);
 }
 
-/* Whether the threads of this host's ranks share cores; with a progress thread each rank has two that want one. */
+/* Whether the threads of ranks share the cores of this one; with a progress thread each rank has two that want one. */
 static bool ddl__is_crowded(const ddl_context *c) {
-    return (c->has_thread ? 2 : 1) * c->local_ranks > c->cores;
+    return (c->has_thread ? 2 : 1) * c->core_ranks > c->cores;
 }
 
 /* Not the poller: sleeps until something changed. */

@@ -190,8 +190,9 @@ static uint64_t ddl__memory_left(void) {
     return left;
 }
 
-/* Cores that this process may use: its affinity mask, and the quota of its control group. At least 1. *out_set is a hash of
- * the mask: ranks with the same one share cores; others are taken to have cores of their own, as where each is bound to its own. */
+/* Cores that this process may use: its affinity mask, and the quota of its control group. At least 1. *out_set is a
+ * hash of the mask: ranks of a host with the same one share their cores, others have their own, as where each is bound
+ * to its own. 0: a quota, which all share. Masks that overlap in part are not seen. */
 static int32_t ddl__cores(uint64_t *out_set) {
     int32_t cores = 0;
     *out_set = 0;
@@ -213,7 +214,9 @@ static int32_t ddl__cores(uint64_t *out_set) {
     if (cores == 0) {
         cores = (int32_t)DDL__MAX(sysconf(_SC_NPROCESSORS_ONLN), 1);
     }
-    return DDL__MIN(cores, ddl__cgroup_cores());
+    int32_t quota = ddl__cgroup_cores();
+    *out_set = quota < INT32_MAX ? 0 : *out_set;
+    return DDL__MIN(cores, quota);
 }
 
 /* Descriptors in use now. Without /proc a guess that is on the safe side. */

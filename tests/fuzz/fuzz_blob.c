@@ -86,7 +86,7 @@ FUZZ_QUIET static void fuzz_change(fuzz_input *in) {
 }
 
 FUZZ_QUIET static void fuzz_sound(void) {
-    int32_t here = 0;
+    int32_t here = 0, sharing = 0;
     REQUIRE(context.host_count >= 1 && context.host_count <= WORLD);
     for (int32_t i = 0; i < WORLD; i++) {
         const ddl__link *l = &links[i];
@@ -95,9 +95,11 @@ FUZZ_QUIET static void fuzz_sound(void) {
         REQUIRE(l->host >= 0 && l->host < context.host_count && (l->endpoint != NULL) == (i != context.rank));
         REQUIRE(l->same_host == (strcmp(table[i].host_id, table[context.rank].host_id) == 0));
         here += l->same_host;
+        sharing += l->same_host && table[i].core_set == table[context.rank].core_set;
     }
-    REQUIRE(here == context.local_ranks && here >= 1);
-    int32_t crowding = ddl__crowding(&context);
+    REQUIRE(here == context.local_ranks && here >= 1 && sharing == context.core_ranks);
+    int32_t crowding;
+    REQUIRE(ddl__crowding(&context, table, &crowding) == DDL_OK);
     REQUIRE(crowding >= 1 && crowding <= WORLD);
 }
 
@@ -109,7 +111,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     memcpy(wire, honest, sizeof honest);
     memset(links, 0, sizeof links);
     context.rank = fuzz_u8(&in) & 3;
-    context.host_count = context.local_ranks = 0;
+    context.host_count = context.local_ranks = context.core_ranks = 0;
     context.error.text[0] = 0;
     tcp.params.host_id = context.rank < 2 ? "boot/0" : "boot/1";
     while (fuzz_left(&in) > 3) {
