@@ -189,12 +189,16 @@ static void fabric_way_failed(fabric_self *s, fabric_way *w, int error) {
 static int fabric_strand_call(fabric_self *s, fabric_strand *strand, const uint8_t *name, const fabric_hello *hello) {
     const struct fi_info *info = s->rails[strand->rail].info;
     struct sockaddr_storage ours, theirs;
-    size_t bytes = info->src_addr != NULL && info->src_addrlen <= sizeof ours ? info->src_addrlen : 0;
-    memset(&ours, 0, sizeof ours);
-    memset(&theirs, 0, sizeof theirs);
-    memcpy(&ours, info->src_addr, bytes);
-    memcpy(&theirs, name, bytes);
-    int here = s->paces && fabric_ip_equal(&ours, &theirs), next = here ? fabric_next_descriptor(s->timer) : -1;
+    size_t bytes = info->src_addrlen;
+    int here = s->paces && info->src_addr != NULL && bytes <= sizeof ours;
+    if (here) {
+        memset(&ours, 0, sizeof ours);
+        memset(&theirs, 0, sizeof theirs);
+        memcpy(&ours, info->src_addr, bytes);
+        memcpy(&theirs, name, bytes);
+        here = fabric_ip_equal(&ours, &theirs);
+    }
+    int next = here ? fabric_next_descriptor(s->timer) : -1;
     int result = fabric_strand_make(s, strand, s->rails[strand->rail].info);
     if (here && result == 0 && !fabric_unpace(next, &ours, (socklen_t)bytes)) {
         fabric_log(s, DDL_LOG_DEBUG, "the socket of a connection of this host was not found: it may be paced");

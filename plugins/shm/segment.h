@@ -281,7 +281,7 @@ static bool shm_address_fits(const shm *t, const shm_address *other) {
 
 /* ---- one for all ---- */
 
-/* Whether ranks share cores: more than one of those that do may use. */
+/* Whether more ranks share a set of cores than one of them may use of it. */
 static bool shm_is_crowded(const shm *t) {
     bool crowded = false;
     for (int32_t i = 0; i < t->local_count; i++) {
