@@ -105,7 +105,7 @@ TEST(ranks_for_each_core) {
     }
 }
 
-/* Ranks of this process share cores with those alone that told the same set on the same host. */
+/* A rank shares cores with those alone that told the same set on the same host. */
 TEST(who_shares_cores) {
     static ddl__blob table[5];
     static const char *const hosts[] = {"here", "here", "there", "here", "here"};
