@@ -398,6 +398,65 @@ static void who_takes_is_woken(int world) {
 TEST(a_rank_that_takes_a_payload_is_woken) { who_takes_is_woken(2); }
 TEST(a_rank_of_many_that_takes_a_payload_is_woken) { who_takes_is_woken(FABRIC_POLL_RANKS + 1); }
 
+/* A sender whose connection is full sleeps until it takes more. */
+TEST(a_rank_that_sends_a_payload_is_woken) {
+    NEED_LIBFABRIC();
+    enum { BYTES = 32 << 20 };
+    endpoint *e = world_open(2, NULL, NULL);
+    letter before, l;
+    post(&e[0], 1, &before, 400000);
+    DRIVE(e, 2, e[1].arrived[0] == 1 && before.returned == before.borrowed) {}
+    come_half(e, 0, &l, BYTES);
+    int slept = 0, woken = 0, fd = -1;
+    for (double until = test_now_s() + 20 * test_slow(); e[1].arrived[0] < 2 && test_now_s() < until;) {
+        if (fabric_transport.arm(e[0].self, &fd) == DDL_OK) {
+            struct pollfd wait = {.fd = fd, .events = POLLIN};
+            int readable = 0;
+            CHECK(!self_of(&e[0])->ticking);
+            for (int i = 0; i < 2000 && !readable; i++) { /* how much its peer has to take for that the kernel decides */
+                fabric_transport.progress(e[1].self, -1);
+                readable = poll(&wait, 1, 1);
+            }
+            slept++;
+            woken += readable;
+        }
+        CHECK(fabric_transport.progress(e[0].self, -1) >= 0);
+    }
+    CHECK_EQ(e[1].arrived[0], 2);
+    CHECK(slept > 0);
+    CHECK_EQ(woken, slept);
+    DRIVE(e, 2, l.returned == 1) {}
+    letter_free(&before);
+    letter_free(&l);
+    world_end(e, 2);
+}
+
+/* What libfabric has read from a connection already, before there was a place for it, makes no descriptor readable. */
+TEST(what_was_read_ahead_is_not_slept_on) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(2, "FABRIC_OFFER_BYTES=1K", "FABRIC_FORCE_MAX_MESSAGE=2K");
+    for (uint64_t i = 1; i <= 20; i++) {
+        letter l;
+        int fd = -1;
+        post(&e[0], 1, &l, 4000);
+        for (double until = test_now_s() + 5 * test_slow(); e[1].arrived[0] < i && test_now_s() < until;) {
+            CHECK(fabric_transport.progress(e[0].self, -1) >= 0);
+            CHECK(fabric_transport.progress(e[1].self, -1) >= 0);
+            const fabric_link *link = self_of(&e[1])->peers[0].link;
+            int comes = i > 1 && link->reads > 0 && e[1].arrived[0] < i; /* the first waits for its connection */
+            if (comes && fabric_transport.arm(e[1].self, &fd) == DDL_OK) {
+                struct pollfd wait = {.fd = fd, .events = POLLIN};
+                CHECK_EQ(poll(&wait, 1, 1000), 1);
+            }
+        }
+        CHECK_EQ(e[1].arrived[0], i);
+        DRIVE(e, 2, l.returned == l.borrowed) {}
+        letter_free(&l);
+    }
+    CHECK(self_of(&e[1])->peers[0].link->pulled >= 20);
+    world_end(e, 2);
+}
+
 /* A rank that sleeps is woken by a peer that it has no connection to. */
 TEST(a_rank_that_is_called_is_woken) {
     NEED_LIBFABRIC();

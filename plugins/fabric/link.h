@@ -138,7 +138,7 @@ static int fabric_offers_end(fabric_self *s, fabric_link *l) {
 
 static void fabric_landing_release(fabric_self *s, fabric_link *l) { fabric_region_put(s, &l->landing.region); }
 
-static void fabric_poll(fabric_self *s);
+static int fabric_poll(fabric_self *s);
 static int fabric_gets_renew(fabric_self *s, int32_t peer);
 static void fabric_gets_forget(fabric_self *s, int32_t peer);
 static int fabric_gets_end(fabric_self *s, int32_t peer, const struct fabric_memory *memory, ddl_status status);

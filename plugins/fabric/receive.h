@@ -249,6 +249,9 @@ static int fabric_poll_rail(fabric_self *s, fabric_rail *r) {
         s->failed = 1;
     }
     int count = n > 0 ? (int)n : 0;
+    if (count > 0 && s->by_sockets && !s->hushed) {
+        fabric_queue_hush(s);
+    }
     for (int left = count; left > 0; left--) {
         int i = fabric_shuffle(s, left);
         struct fi_cq_msg_entry e = entries[i];
@@ -258,14 +261,15 @@ static int fabric_poll_rail(fabric_self *s, fabric_rail *r) {
     return count;
 }
 
-/* Collects completions of all rails; says nothing to the core. The rail that carries messages comes last: what a peer
+/* Collects completions of all rails, and returns how many; says nothing to the core. The rail that carries messages comes last: what a peer
  * said before a read ended is known then. */
-static void fabric_poll(fabric_self *s) {
-    int drained = 1;
+static int fabric_poll(fabric_self *s) {
+    int drained = 1, all = 0;
     for (int32_t i = s->rail_count - 1; i >= 0 && !s->failed; i--) {
         int n = FABRIC_BATCH;
         for (int events = 0; n == FABRIC_BATCH && events < FABRIC_TURN && !s->failed; events += n) {
             n = fabric_poll_rail(s, &s->rails[i]);
+            all += n;
         }
         drained &= n < FABRIC_BATCH;
     }
@@ -274,6 +278,7 @@ static void fabric_poll(fabric_self *s) {
     }
     s->look = 0;
     fabric_receives_post(s);
+    return all;
 }
 
 /* >>landing */

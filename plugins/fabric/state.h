@@ -238,6 +238,7 @@ typedef struct fabric_self {
     int paces;    /* loopback.h */
     struct fid_ep *shared; /* receives of all WORDS */
     int calling, ends, look; /* look: for events, at once */
+    int hushed;     /* fabric_queue_hush */
     int by_sockets; /* we sleep on these, which our set has: */
     struct pollfd sockets[FABRIC_SOCKETS];
     size_t socket_count;

@@ -4,8 +4,6 @@
 
 #include "device.h"
 
-#include <sys/epoll.h>
-#include <sys/socket.h>
 #include <sys/timerfd.h>
 
 enum { FABRIC_STUCK_NS = 1000000, FABRIC_BLIND_NS = 500000, FABRIC_ROUNDS = 4 };
@@ -62,7 +60,7 @@ static void fabric_timer(fabric_self *s, long period_ns) {
 static int fabric_arm_rail(const fabric_self *s, const fabric_rail *r, int *blind) {
     struct fid *fids[2];
     int count = 0, none = r->wait_fd < 0 && !s->by_sockets;
-    if (!none) {
+    if (!none && !s->hushed) {
         fids[count++] = &r->cq->fid;
     }
     if (s->connects) {
@@ -75,13 +73,6 @@ static int fabric_arm_rail(const fabric_self *s, const fabric_rail *r, int *blin
 static int fabric_socket_set(const fabric_self *s, int operation, const struct pollfd *p) {
     struct epoll_event event = {.events = ((p->events & POLLIN) != 0 ? EPOLLIN : 0) | ((p->events & POLLOUT) != 0 ? EPOLLOUT : 0)};
     return epoll_ctl(s->epoll, operation, p->fd, &event);
-}
-
-/* What else libfabric has in its list are its own signals, of which one may be readable for ever; nothing signals while we sleep. */
-static int fabric_socket_connects(int fd) {
-    int family = AF_UNIX;
-    socklen_t bytes = sizeof family;
-    return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &bytes) == 0 && (family == AF_INET || family == AF_INET6);
 }
 
 /* What is always in our set, anew. */
@@ -121,15 +112,17 @@ static int fabric_sockets_watch(fabric_self *s) {
     return all;
 }
 
+/* What tcp has read of a connection ahead makes no descriptor readable: fi_trywait finds it, or one more look. */
 static ddl_status fabric_arm(void *self, int *out_fd) {
     fabric_self *s = self;
     int blind = 0, together = s->rail_count > 1 || s->connects;
+    int came = s->hushed ? fabric_poll(s) : 0;
     s->look = 1;
     *out_fd = s->epoll;
     if (s->failed) {
         return DDL_OK;
     }
-    if (s->again || s->arrived != NULL) {
+    if (came > 0 || s->again || s->arrived != NULL) {
         return DDL_IN_PROGRESS;
     }
     for (int32_t i = 0; i < s->rail_count; i++) {
