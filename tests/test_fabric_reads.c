@@ -431,9 +431,37 @@ TEST(a_rank_that_sends_a_payload_is_woken) {
     world_end(e, 2);
 }
 
+/* A message that another thread sends while one sleeps may go in part: who sleeps looks after it a moment later. */
+TEST(a_rank_that_sleeps_looks_after_what_others_send) {
+    NEED_LIBFABRIC();
+    enum { COUNT = 12, BYTES = 32000 };
+    endpoint *e = world_open(2, NULL, NULL);
+    letter before, l[COUNT];
+    int fd = -1;
+    post(&e[0], 1, &before, 8);
+    DRIVE(e, 2, e[1].arrived[0] == 1 && self_of(&e[0])->peers[1].link->limit > COUNT + FABRIC_RESERVE) {}
+    while (fabric_transport.arm(e[0].self, &fd) != DDL_OK) {
+        CHECK(fabric_transport.progress(e[0].self, -1) >= 0);
+    }
+    CHECK(!self_of(&e[0])->ticking);
+    for (int i = 0; i < COUNT; i++) {
+        CHECK_EQ(post(&e[0], 1, &l[i], BYTES), DDL_OK);
+    }
+    struct pollfd wait = {.fd = fd, .events = POLLIN};
+    CHECK_EQ(poll(&wait, 1, 1000), 1);
+    DRIVE(e, 2, e[1].arrived[0] == 1 + COUNT) {}
+    CHECK(fabric_transport.arm(e[0].self, &fd) != DDL_OK || !self_of(&e[0])->ticking); /* nothing more to look after */
+    letter_free(&before);
+    for (int i = 0; i < COUNT; i++) {
+        letter_free(&l[i]);
+    }
+    world_end(e, 2);
+}
+
 /* What libfabric has read from a connection already, before there was a place for it, makes no descriptor readable. */
 TEST(what_was_read_ahead_is_not_slept_on) {
     NEED_LIBFABRIC();
+    int asked = 0;
     endpoint *e = world_open(2, "FABRIC_OFFER_BYTES=1K", "FABRIC_FORCE_MAX_MESSAGE=2K");
     for (uint64_t i = 1; i <= 20; i++) {
         letter l;
@@ -444,15 +472,19 @@ TEST(what_was_read_ahead_is_not_slept_on) {
             CHECK(fabric_transport.progress(e[1].self, -1) >= 0);
             const fabric_link *link = self_of(&e[1])->peers[0].link;
             int comes = i > 1 && link->reads > 0 && e[1].arrived[0] < i; /* the first waits for its connection */
+            double since = test_now_s();
+            asked += comes;
             if (comes && fabric_transport.arm(e[1].self, &fd) == DDL_OK) {
                 struct pollfd wait = {.fd = fd, .events = POLLIN};
                 CHECK_EQ(poll(&wait, 1, 1000), 1);
             }
+            CHECK(test_now_s() - since < 1 * test_slow());
         }
         CHECK_EQ(e[1].arrived[0], i);
         DRIVE(e, 2, l.returned == l.borrowed) {}
         letter_free(&l);
     }
+    CHECK(asked > 0);
     CHECK(self_of(&e[1])->peers[0].link->pulled >= 20);
     world_end(e, 2);
 }

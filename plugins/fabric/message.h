@@ -377,6 +377,9 @@ static ddl_status fabric_send(void *self, int32_t peer, ddl_message *m) {
     memset(m->priv, 0, sizeof m->priv);
     int went = l->first == NULL && l->broken == 0 && !l->refusing ? fabric_send_one(s, l, m) : FABRIC_LATER;
     if (went == FABRIC_GONE) {
+        if (s->armed && s->connects && !s->ticking) {
+            fabric_timer(s, FABRIC_STUCK_NS); /* the kernel may have taken a part, and the sleeper does not wait for it to take more */
+        }
         return DDL_OK;
     }
     if (went == FABRIC_LATER) {

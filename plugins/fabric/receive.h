@@ -249,7 +249,7 @@ static int fabric_poll_rail(fabric_self *s, fabric_rail *r) {
         s->failed = 1;
     }
     int count = n > 0 ? (int)n : 0;
-    if (count > 0 && s->by_sockets && !s->hushed) {
+    if (count > 0 && s->by_sockets && !s->hushed && s->hush_tries < FABRIC_HUSH_TRIES) {
         fabric_queue_hush(s);
     }
     for (int left = count; left > 0; left--) {
@@ -261,15 +261,15 @@ static int fabric_poll_rail(fabric_self *s, fabric_rail *r) {
     return count;
 }
 
-/* Collects completions of all rails, and returns how many; says nothing to the core. The rail that carries messages comes last: what a peer
+/* Collects completions of all rails, and returns whether there were any; says nothing to the core. The rail that carries messages comes last: what a peer
  * said before a read ended is known then. */
 static int fabric_poll(fabric_self *s) {
-    int drained = 1, all = 0;
+    int drained = 1, any = 0;
     for (int32_t i = s->rail_count - 1; i >= 0 && !s->failed; i--) {
         int n = FABRIC_BATCH;
         for (int events = 0; n == FABRIC_BATCH && events < FABRIC_TURN && !s->failed; events += n) {
             n = fabric_poll_rail(s, &s->rails[i]);
-            all += n;
+            any |= n > 0;
         }
         drained &= n < FABRIC_BATCH;
     }
@@ -278,7 +278,7 @@ static int fabric_poll(fabric_self *s) {
     }
     s->look = 0;
     fabric_receives_post(s);
-    return all;
+    return any;
 }
 
 /* >>landing */

@@ -8,6 +8,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/timerfd.h>
 
 enum {
     FABRIC_RAILS_MAX = 4,
@@ -24,6 +25,7 @@ enum {
     FABRIC_ADDRESS_BYTES = 128,
     FABRIC_POLL_RANKS = 8, /* fabric_sleeps_on_sockets */
     FABRIC_SOCKETS = 64,
+    FABRIC_HUSH_TRIES = 8,
     FABRIC_BATCH = 16,         /* completions read at once; fewer: there are no more, and to ask again costs a system call */
     FABRIC_CUT_POLLS = 16, /* to take what has come before a connection is closed */
     FABRIC_REGIONS = 512, /* that are kept registered, and their bytes */
@@ -35,6 +37,7 @@ enum {
 #define FABRIC_WITHDRAW_NS 50000000u /* from a WITHDRAW to other use of the memory; */
 #define FABRIC_SLOW_NS 20000000u     /* a read that took longer may have seen that, and is checked */
 #define FABRIC_CONNECT_NS 1000000000u /* for a connection to read by; then the peer is asked to send */
+#define FABRIC_STUCK_NS 1000000 /* until what the provider does not take is tried again */
 #define FABRIC_LINGER_NS 1000000000u /* for the last words to be heard, when an endpoint closes */
 
 /* Kinds of messages. WHOLE, FIRST, PIECE and OFFER are ordered; all but ACK and BYE need a credit. */
@@ -238,7 +241,7 @@ typedef struct fabric_self {
     int paces;    /* loopback.h */
     struct fid_ep *shared; /* receives of all WORDS */
     int calling, ends, look; /* look: for events, at once */
-    int hushed;     /* fabric_queue_hush */
+    int hushed, hush_tries; /* fabric_queue_hush */
     int by_sockets; /* we sleep on these, which our set has: */
     struct pollfd sockets[FABRIC_SOCKETS];
     size_t socket_count;
@@ -255,6 +258,7 @@ typedef struct fabric_self {
     struct fabric_get *gets;
     int epoll, timer;
     int ticking; /* the timer runs */
+    int armed;   /* somebody may sleep on our descriptor */
     int force_unordered, force_no_rma, force_no_wait, force_events;
     int force_mr; /* FI_MR_... */
     uint32_t force_seed;
@@ -308,6 +312,19 @@ static void fabric_backlog_keep(fabric_self *s, fabric_link *l) {
 static void fabric_backlog_add(fabric_self *s, fabric_link *l) {
     l->again = s->again = 1;
     fabric_backlog_keep(s, l);
+}
+
+/* A timer makes the descriptor readable where the provider has none, or takes nothing and will not say when it does
+ * again (while it connects), or may have taken a part of what another thread sends. It runs only then, so that an idle rank sleeps. */
+static void fabric_timer(fabric_self *s, long period_ns) {
+    struct itimerspec at = {{0, 0}, {0, period_ns}};
+    uint64_t ticks;
+    ssize_t n = s->ticking ? read(s->timer, &ticks, sizeof ticks) : 0;
+    (void)n;
+    if (s->ticking || period_ns > 0) {
+        timerfd_settime(s->timer, 0, &at, NULL);
+    }
+    s->ticking = period_ns > 0;
 }
 
 #endif /* FABRIC_STATE_H */

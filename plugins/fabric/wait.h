@@ -4,9 +4,7 @@
 
 #include "device.h"
 
-#include <sys/timerfd.h>
-
-enum { FABRIC_STUCK_NS = 1000000, FABRIC_BLIND_NS = 500000, FABRIC_ROUNDS = 4 };
+enum { FABRIC_BLIND_NS = 500000, FABRIC_ROUNDS = 4 };
 
 /* What progress does, but for the end of a transport. */
 static int32_t fabric_move(fabric_self *s) {
@@ -38,22 +36,10 @@ static void fabric_unwatch(fabric_self *s) {
 static int32_t fabric_progress(void *self, int32_t expect) {
     fabric_self *s = self;
     (void)expect; /* one queue holds the completions of all peers */
+    s->armed = 0;
     fabric_unwatch(s);
     int32_t events = fabric_move(s);
     return s->failed ? DDL_ERR_SYSTEM : events;
-}
-
-/* A timer makes the descriptor readable where the provider has none, or takes nothing and will not say when it does
- * again (while it connects). It runs only then, so that an idle rank sleeps. */
-static void fabric_timer(fabric_self *s, long period_ns) {
-    struct itimerspec at = {{0, 0}, {0, period_ns}};
-    uint64_t ticks;
-    ssize_t n = s->ticking ? read(s->timer, &ticks, sizeof ticks) : 0;
-    (void)n;
-    if (s->ticking || period_ns > 0) {
-        timerfd_settime(s->timer, 0, &at, NULL);
-    }
-    s->ticking = period_ns > 0;
 }
 
 /* Whether a rank may sleep: 0: something has come. *blind: the provider does not say when something comes. */
@@ -116,13 +102,13 @@ static int fabric_sockets_watch(fabric_self *s) {
 static ddl_status fabric_arm(void *self, int *out_fd) {
     fabric_self *s = self;
     int blind = 0, together = s->rail_count > 1 || s->connects;
-    int came = s->hushed ? fabric_poll(s) : 0;
+    int failed = s->failed, came = s->hushed && fabric_poll(s);
     s->look = 1;
     *out_fd = s->epoll;
     if (s->failed) {
-        return DDL_OK;
+        return failed ? DDL_OK : DDL_IN_PROGRESS; /* progress tells it once */
     }
-    if (came > 0 || s->again || s->arrived != NULL) {
+    if (came || s->again || s->arrived != NULL) {
         return DDL_IN_PROGRESS;
     }
     for (int32_t i = 0; i < s->rail_count; i++) {
@@ -143,6 +129,7 @@ static ddl_status fabric_arm(void *self, int *out_fd) {
     } else { /* it wakes the core itself */
         *out_fd = s->rails[0].wait_fd;
     }
+    s->armed = 1;
     return DDL_OK;
 }
 
