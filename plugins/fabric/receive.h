@@ -261,8 +261,8 @@ static int fabric_poll_rail(fabric_self *s, fabric_rail *r) {
     return count;
 }
 
-/* Collects completions of all rails, and returns whether there were any; says nothing to the core. The rail that carries messages comes last: what a peer
- * said before a read ended is known then. */
+/* Collects completions of all rails, and returns whether there were any; says nothing to the core. The rail that carries
+ * messages comes last: what a peer said before a read ended is known then. */
 static int fabric_poll(fabric_self *s) {
     int drained = 1, any = 0;
     for (int32_t i = s->rail_count - 1; i >= 0 && !s->failed; i--) {
