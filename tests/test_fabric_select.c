@@ -4,6 +4,8 @@
 #include "test.h"
 
 #include <ifaddrs.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <sys/stat.h>
 
 #define FABRIC_SYSFS "sys" /* in a folder of this test */
@@ -270,4 +272,86 @@ TEST(who_is_not_looked_at_has_a_reason) {
     CHECK_STR(m->e.log, "sockets: not looked at, as verbs is asked for");
     CHECK(strstr(m->e.log, "efa") == NULL && strstr(m->e.log, "verbs;ofi_rxm: not looked at") == NULL);
     machine_free(m);
+}
+
+/* ---- the environment ---- */
+
+static _Atomic int looking;
+
+static void *looks(void *found) {
+    do {
+        *(int *)found += getenv("FI_THE_LAST_ONE_NAMED") != NULL;
+    } while (atomic_load(&looking));
+    return NULL;
+}
+
+/* What setenv of glibc gives back is not: the array that getenv of another thread walks. */
+TEST(variables_for_libfabric_leave_the_array_that_others_read) {
+    static const char *const names[] = {"FI_OFI_RXM_USE_SRX", "FI_AV_REMOVE_CLEANUP", "FI_TCP_PORT_LOW_RANGE",
+                                        "FI_TCP_PORT_HIGH_RANGE"};
+    enum { LINES = 1000 };
+    setenv("FI_THE_FIRST", "1", 1); /* from now on the array is one that glibc would move */
+    setenv("FI_THE_SECOND", "1", 1);
+    setenv("FI_AV_REMOVE_CLEANUP", "0", 1); /* of the user */
+    char **before = environ, *lines[LINES];
+    int n = 0, found = 0;
+    while (before[n] != NULL) {
+        REQUIRE(n + 1 < LINES);
+        lines[n] = before[n];
+        n++;
+    }
+    pthread_t other;
+    atomic_store(&looking, 1);
+    REQUIRE(pthread_create(&other, NULL, looks, &found) == 0);
+    fabric_library_variables("20000-20100");
+    fabric_library_variables("1-2"); /* once is enough */
+    fabric_environ_add("FI_THE_LAST_ONE_NAMED", "");
+    atomic_store(&looking, 0);
+    pthread_join(other, NULL);
+    CHECK(memcmp(before, lines, (size_t)n * sizeof *lines) == 0 && before[n] == NULL);
+    CHECK(environ != before);
+    static const char *const values[] = {"1", "0", "20000", "20100"};
+    for (int i = 0; i < 4; i++) {
+        REQUIRE(getenv(names[i]) != NULL);
+        CHECK_EQ(strcmp(getenv(names[i]), values[i]), 0);
+    }
+    int count = 0;
+    while (environ[count] != NULL) {
+        count++;
+    }
+    CHECK_EQ(count, n + 4); /* three for libfabric and the last */
+    setenv("FI_THE_FIRST", "of glibc", 1); /* whose own functions go on as before */
+    setenv("FI_THE_THIRD", "1", 1);
+    CHECK_EQ(strcmp(getenv("FI_THE_FIRST"), "of glibc"), 0);
+    CHECK_EQ(strcmp(getenv("FI_TCP_PORT_HIGH_RANGE"), "20100"), 0);
+    CHECK_EQ(strcmp(getenv("FI_THE_LAST_ONE_NAMED"), ""), 0);
+}
+
+/* Threads that add at once lose nothing. */
+static void *adds(void *which) {
+    char name[32];
+    for (int i = 0; i < 200; i++) {
+        snprintf(name, sizeof name, "FI_OF_%d_%d", *(int *)which, i);
+        fabric_environ_add(name, "x");
+        snprintf(name, sizeof name, "FI_OF_BOTH_%d", i);
+        fabric_environ_add(name, "x");
+    }
+    return NULL;
+}
+
+TEST(two_threads_that_add_variables_lose_none) {
+    pthread_t thread[2];
+    int which[] = {0, 1}, mine = 0, both = 0;
+    for (int i = 0; i < 2; i++) {
+        REQUIRE(pthread_create(&thread[i], NULL, adds, &which[i]) == 0);
+    }
+    for (int i = 0; i < 2; i++) {
+        pthread_join(thread[i], NULL);
+    }
+    for (char **line = environ; *line != NULL; line++) {
+        both += strncmp(*line, "FI_OF_BOTH_", 11) == 0;
+        mine += strncmp(*line, "FI_OF_0_", 8) == 0 || strncmp(*line, "FI_OF_1_", 8) == 0;
+    }
+    CHECK_EQ(mine, 400);
+    CHECK_EQ(both, 200);
 }

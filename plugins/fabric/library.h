@@ -16,10 +16,12 @@
 #include <rdma/fi_rma.h>
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* What we ask for, and the oldest library that gives it: what is written here is in all from 1.14 to 2.x. */
 #define FABRIC_API FI_VERSION(1, 14)
@@ -70,6 +72,42 @@ static int fabric_symbols(void *handle, fabric_library *out) {
            fabric_symbol(handle, "fi_strerror", &out->strerror);
 }
 
+/* The environment is the process's, and so are what is added to it and the lock of that: the only variables here. */
+static pthread_mutex_t fabric_environ_lock = PTHREAD_MUTEX_INITIALIZER;
+static char **fabric_environ_last;
+
+/* As setenv without replacing, but the array of before stays as it is: another thread's getenv may be walking it, and
+ * setenv of glibc before 2.41 frees it (SIGSEGV in getenv). A longer copy takes its place, unless a setenv elsewhere was
+ * quicker: then once more. Behind its end a copy has the one before, for leak checkers. */
+static void fabric_environ_add(const char *name, const char *value) {
+    size_t bytes = strlen(name) + strlen(value) + 2;
+    pthread_mutex_lock(&fabric_environ_lock);
+    while (getenv(name) == NULL) {
+        char **old = __atomic_load_n(&environ, __ATOMIC_ACQUIRE);
+        size_t n = 0;
+        while (old != NULL && old[n] != NULL) {
+            n++;
+        }
+        char **longer = malloc((n + 3) * sizeof *longer + bytes);
+        if (longer == NULL) {
+            break;
+        }
+        for (size_t i = 0; i < n; i++) {
+            longer[i] = old[i];
+        }
+        longer[n] = (char *)(longer + n + 3);
+        longer[n + 1] = NULL;
+        longer[n + 2] = (char *)fabric_environ_last;
+        snprintf(longer[n], bytes, "%s=%s", name, value);
+        if (__atomic_compare_exchange_n(&environ, &old, longer, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {
+            fabric_environ_last = longer;
+        } else {
+            free(longer);
+        }
+    }
+    pthread_mutex_unlock(&fabric_environ_lock);
+}
+
 /* Choices that libfabric offers in no other way; the user's own, if there is one, stays.
  *
  * ofi_rxm of libfabric 1.17 crashes (SIGSEGV) when it closes a connection of verbs whose receives still hold messages: it
@@ -82,15 +120,14 @@ static int fabric_symbols(void *handle, fabric_library *out) {
  *
  * Ports: the tcp provider listens where DDL_PORT_RANGE allows, so that a firewall may be closed but for these.
  *
- * They are set before libfabric is loaded. glibc orders setenv among threads, but not with a getenv at the same time:
- * docs/operations.md says what to do about that. */
+ * They are set before libfabric is loaded. */
 static void fabric_library_variables(const char *port_range) {
     char low[8], high[8];
-    setenv("FI_OFI_RXM_USE_SRX", "1", 0);
-    setenv("FI_AV_REMOVE_CLEANUP", "1", 0);
+    fabric_environ_add("FI_OFI_RXM_USE_SRX", "1");
+    fabric_environ_add("FI_AV_REMOVE_CLEANUP", "1");
     if (port_range != NULL && sscanf(port_range, "%5[0-9]-%5[0-9]", low, high) == 2) {
-        setenv("FI_TCP_PORT_LOW_RANGE", low, 0);
-        setenv("FI_TCP_PORT_HIGH_RANGE", high, 0);
+        fabric_environ_add("FI_TCP_PORT_LOW_RANGE", low);
+        fabric_environ_add("FI_TCP_PORT_HIGH_RANGE", high);
     }
 }
 
