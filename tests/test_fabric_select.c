@@ -5,13 +5,19 @@
 
 #include <ifaddrs.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <sys/stat.h>
 
 #define FABRIC_SYSFS "sys" /* in a folder of this test */
 #define getifaddrs(list) made_up_getifaddrs(list)
 #define freeifaddrs(list) ((void)(list))
 static int made_up_getifaddrs(struct ifaddrs **list);
+
+/* Gives others a turn in the midst of a change of the environment. */
+static char *slow_strdup(const char *text) {
+    nanosleep(&(struct timespec){0, 20000}, NULL);
+    return strdup(text);
+}
+#define strdup(text) slow_strdup(text)
 
 #include "fabric_host.h"
 
@@ -274,84 +280,131 @@ TEST(who_is_not_looked_at_has_a_reason) {
     machine_free(m);
 }
 
-/* ---- the environment ---- */
+/* ---- what is the process's ---- */
 
-static _Atomic int looking;
+static const char *const names[] = {"FI_OFI_RXM_USE_SRX", "FI_AV_REMOVE_CLEANUP", "FI_TCP_PORT_LOW_RANGE",
+                                    "FI_TCP_PORT_HIGH_RANGE"};
 
-static void *looks(void *found) {
-    do {
-        *(int *)found += getenv("FI_THE_LAST_ONE_NAMED") != NULL;
-    } while (atomic_load(&looking));
-    return NULL;
+static void forget_names(void) {
+    for (int i = 0; i < 4; i++) {
+        unsetenv(names[i]);
+    }
 }
 
-/* What setenv of glibc gives back is not: the array that getenv of another thread walks. */
-TEST(variables_for_libfabric_leave_the_array_that_others_read) {
-    static const char *const names[] = {"FI_OFI_RXM_USE_SRX", "FI_AV_REMOVE_CLEANUP", "FI_TCP_PORT_LOW_RANGE",
-                                        "FI_TCP_PORT_HIGH_RANGE"};
+static void check_values(const char *srx, const char *cleanup, const char *low, const char *high) {
+    const char *const values[] = {srx, cleanup, low, high};
+    for (int i = 0; i < 4; i++) {
+        const char *is = getenv(names[i]);
+        CHECK(is != NULL ? values[i] != NULL && strcmp(is, values[i]) == 0 : values[i] == NULL);
+    }
+}
+
+/* What setenv of glibc before 2.41 moves and gives back stays: the array that getenv of another thread walks. */
+TEST(the_array_of_the_environment_stays_as_it_was) {
+    static const char *const lines[] = {"FI_OFI_RXM_USE_SRX=1", "FI_AV_REMOVE_CLEANUP=1", "FI_TCP_PORT_LOW_RANGE=7"};
     enum { LINES = 1000 };
+    forget_names();
     setenv("FI_THE_FIRST", "1", 1); /* from now on the array is one that glibc would move */
     setenv("FI_THE_SECOND", "1", 1);
     setenv("FI_AV_REMOVE_CLEANUP", "0", 1); /* of the user */
-    char **before = environ, *lines[LINES];
-    int n = 0, found = 0;
+    char **before = environ, *copies[LINES];
+    int n = 0, count = 0;
     while (before[n] != NULL) {
         REQUIRE(n + 1 < LINES);
-        lines[n] = before[n];
+        copies[n] = before[n];
         n++;
     }
-    pthread_t other;
-    atomic_store(&looking, 1);
-    REQUIRE(pthread_create(&other, NULL, looks, &found) == 0);
-    fabric_library_variables("20000-20100");
-    fabric_library_variables("1-2"); /* once is enough */
-    fabric_environ_add("FI_THE_LAST_ONE_NAMED", "");
-    atomic_store(&looking, 0);
-    pthread_join(other, NULL);
-    CHECK(memcmp(before, lines, (size_t)n * sizeof *lines) == 0 && before[n] == NULL);
-    CHECK(environ != before);
-    static const char *const values[] = {"1", "0", "20000", "20100"};
-    for (int i = 0; i < 4; i++) {
-        REQUIRE(getenv(names[i]) != NULL);
-        CHECK_EQ(strcmp(getenv(names[i]), values[i]), 0);
-    }
-    int count = 0;
-    while (environ[count] != NULL) {
+    fabric_environ_add(lines, 3);
+    char **after = environ;
+    CHECK(after != before);
+    CHECK(memcmp(before, copies, (size_t)n * sizeof *copies) == 0 && before[n] == NULL);
+    check_values("1", "0", "7", NULL);
+    fabric_environ_add(lines, 3);
+    CHECK(environ == after); /* all were there */
+    while (after[count] != NULL) {
         count++;
     }
-    CHECK_EQ(count, n + 4); /* three for libfabric and the last */
+    CHECK_EQ(count, n + 2);
     setenv("FI_THE_FIRST", "of glibc", 1); /* whose own functions go on as before */
     setenv("FI_THE_THIRD", "1", 1);
     CHECK_EQ(strcmp(getenv("FI_THE_FIRST"), "of glibc"), 0);
-    CHECK_EQ(strcmp(getenv("FI_TCP_PORT_HIGH_RANGE"), "20100"), 0);
-    CHECK_EQ(strcmp(getenv("FI_THE_LAST_ONE_NAMED"), ""), 0);
+    check_values("1", "0", "7", NULL);
 }
 
-/* Threads that add at once lose nothing. */
+TEST(variables_for_libfabric_are_set_unless_they_are) {
+    forget_names();
+    setenv("FI_OFI_RXM_USE_SRX", "0", 1);
+    fabric_library_variables(NULL);
+    check_values("0", "1", NULL, NULL);
+    fabric_library_variables("20000-20100");
+    check_values("0", "1", "20000", "20100");
+    fabric_library_variables("1-2");
+    check_values("0", "1", "20000", "20100");
+}
+
+/* Threads that add at once lose nothing, and add nothing twice. */
+static pthread_barrier_t both_are_here;
+
 static void *adds(void *which) {
-    char name[32];
-    for (int i = 0; i < 200; i++) {
-        snprintf(name, sizeof name, "FI_OF_%d_%d", *(int *)which, i);
-        fabric_environ_add(name, "x");
-        snprintf(name, sizeof name, "FI_OF_BOTH_%d", i);
-        fabric_environ_add(name, "x");
+    char own[32], shared[32];
+    const char *lines[] = {own, shared};
+    pthread_barrier_wait(&both_are_here);
+    for (int i = 0; i < 100; i++) {
+        snprintf(own, sizeof own, "FI_OF_%d_%d=x", *(int *)which, i);
+        snprintf(shared, sizeof shared, "FI_OF_BOTH_%d=x", i);
+        fabric_environ_add(lines, 2);
     }
     return NULL;
 }
 
 TEST(two_threads_that_add_variables_lose_none) {
     pthread_t thread[2];
-    int which[] = {0, 1}, mine = 0, both = 0;
+    int which[] = {0, 1}, own = 0, both = 0;
+    pthread_barrier_init(&both_are_here, NULL, 2);
     for (int i = 0; i < 2; i++) {
         REQUIRE(pthread_create(&thread[i], NULL, adds, &which[i]) == 0);
     }
     for (int i = 0; i < 2; i++) {
         pthread_join(thread[i], NULL);
     }
+    pthread_barrier_destroy(&both_are_here);
     for (char **line = environ; *line != NULL; line++) {
         both += strncmp(*line, "FI_OF_BOTH_", 11) == 0;
-        mine += strncmp(*line, "FI_OF_0_", 8) == 0 || strncmp(*line, "FI_OF_1_", 8) == 0;
+        own += strncmp(*line, "FI_OF_0_", 8) == 0 || strncmp(*line, "FI_OF_1_", 8) == 0;
     }
-    CHECK_EQ(mine, 400);
-    CHECK_EQ(both, 200);
+    CHECK_EQ(own, 200);
+    CHECK_EQ(both, 100);
+}
+
+/* Two contexts that begin at once: each call installs handlers and takes a while, the second begins within the first. */
+static void of_a_library(int number) { (void)number; }
+static void of_the_program(int number) { (void)number; }
+
+static int installs(uint32_t version, const char *node, const char *service, uint64_t flags, const struct fi_info *hints,
+                    struct fi_info **out) {
+    (void)version, (void)node, (void)service, (void)flags, (void)hints, (void)out;
+    signal(SIGTERM, of_a_library);
+    nanosleep(&(struct timespec){0, 100000000}, NULL);
+    return 0;
+}
+
+static void *looks_for_devices(void *lib) {
+    struct fi_info *found;
+    CHECK_EQ(fabric_getinfo(lib, NULL, 0, NULL, &found), 0);
+    return NULL;
+}
+
+TEST(handlers_are_the_programs_after_two_calls_at_once) {
+    fabric_library lib = {.getinfo = installs};
+    pthread_t first, second;
+    struct sigaction now;
+    signal(SIGTERM, of_the_program);
+    REQUIRE(pthread_create(&first, NULL, looks_for_devices, &lib) == 0);
+    nanosleep(&(struct timespec){0, 50000000}, NULL);
+    REQUIRE(pthread_create(&second, NULL, looks_for_devices, &lib) == 0);
+    pthread_join(first, NULL);
+    pthread_join(second, NULL);
+    REQUIRE(sigaction(SIGTERM, NULL, &now) == 0);
+    CHECK(now.sa_handler == of_the_program);
+    signal(SIGTERM, SIG_DFL);
 }

@@ -16,6 +16,7 @@
 #include <rdma/fi_rma.h>
 
 #include <dlfcn.h>
+#include <gnu/libc-version.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -58,6 +59,10 @@ static void fabric_signals_restore(const struct sigaction *saved) {
     }
 }
 
+/* Held from save to restore, as handlers are the process's: of two contexts that begin at once one would take libfabric's
+ * for those of before. */
+static pthread_mutex_t fabric_signals_lock = PTHREAD_MUTEX_INITIALIZER;
+
 /* ISO C has no cast between pointers to data and to functions; POSIX does. */
 static int fabric_symbol(void *library, const char *name, void *out_function) {
     void *address = dlsym(library, name);
@@ -72,40 +77,59 @@ static int fabric_symbols(void *handle, fabric_library *out) {
            fabric_symbol(handle, "fi_strerror", &out->strerror);
 }
 
-/* The environment is the process's, and so are what is added to it and the lock of that: the only variables here. */
-static pthread_mutex_t fabric_environ_lock = PTHREAD_MUTEX_INITIALIZER;
+/* Whether one of the lines, NAME=value each, has the name of this one. */
+static int fabric_environ_has(char **lines, const char *line) {
+    size_t length = (size_t)(strchr(line, '=') - line) + 1;
+    while (lines != NULL && *lines != NULL && strncmp(*lines, line, length) != 0) {
+        lines++;
+    }
+    return lines != NULL && *lines != NULL;
+}
+
+/* The last array that was made: each has behind its end the one before, as leak checkers want it. */
 static char **fabric_environ_last;
 
-/* As setenv without replacing, but the array of before stays as it is: another thread's getenv may be walking it, and
- * setenv of glibc before 2.41 frees it (SIGSEGV in getenv). A longer copy takes its place, unless a setenv elsewhere was
- * quicker: then once more. Behind its end a copy has the one before, for leak checkers. */
-static void fabric_environ_add(const char *name, const char *value) {
-    size_t bytes = strlen(name) + strlen(value) + 2;
-    pthread_mutex_lock(&fabric_environ_lock);
-    while (getenv(name) == NULL) {
+/* Adds those lines to the environment whose names are not there, but leaves the array of before as it is: getenv of another
+ * thread may be walking it, and setenv of glibc before 2.41 frees it (SIGSEGV in getenv). A longer copy takes its place. That
+ * is no lock against setenv of another thread, which has one of its own: one of two changes at the same moment may be lost. */
+static void fabric_environ_add(const char *const *lines, size_t count) {
+    for (int tries = 0; tries < 100; tries++) { /* again where the array was replaced meanwhile */
         char **old = __atomic_load_n(&environ, __ATOMIC_ACQUIRE);
         size_t n = 0;
         while (old != NULL && old[n] != NULL) {
             n++;
         }
-        char **longer = malloc((n + 3) * sizeof *longer + bytes);
+        char **longer = malloc((n + count + 2) * sizeof *longer);
         if (longer == NULL) {
-            break;
+            return;
         }
+        size_t end = n;
         for (size_t i = 0; i < n; i++) {
             longer[i] = old[i];
         }
-        longer[n] = (char *)(longer + n + 3);
-        longer[n + 1] = NULL;
-        longer[n + 2] = (char *)fabric_environ_last;
-        snprintf(longer[n], bytes, "%s=%s", name, value);
-        if (__atomic_compare_exchange_n(&environ, &old, longer, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {
-            fabric_environ_last = longer;
-        } else {
-            free(longer);
+        for (size_t i = 0; i < count; i++) {
+            longer[end] = fabric_environ_has(old, lines[i]) ? NULL : strdup(lines[i]);
+            end += longer[end] != NULL;
+        }
+        longer[end] = NULL;
+        if (end > n && __atomic_compare_exchange_n(&environ, &old, longer, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {
+            longer[end + 1] = (char *)__atomic_exchange_n(&fabric_environ_last, longer, __ATOMIC_ACQ_REL);
+            return;
+        }
+        for (size_t i = n; i < end; i++) {
+            free(longer[i]);
+        }
+        free(longer);
+        if (end == n) {
+            return;
         }
     }
-    pthread_mutex_unlock(&fabric_environ_lock);
+}
+
+/* Since 2.41 glibc sees to it itself, and has a lock. */
+static int fabric_setenv_moves_nothing(void) {
+    int major = 0, minor = 0;
+    return sscanf(gnu_get_libc_version(), "%d.%d", &major, &minor) == 2 && (major > 2 || (major == 2 && minor >= 41));
 }
 
 /* Choices that libfabric offers in no other way; the user's own, if there is one, stays.
@@ -122,12 +146,22 @@ static void fabric_environ_add(const char *name, const char *value) {
  *
  * They are set before libfabric is loaded. */
 static void fabric_library_variables(const char *port_range) {
-    char low[8], high[8];
-    fabric_environ_add("FI_OFI_RXM_USE_SRX", "1");
-    fabric_environ_add("FI_AV_REMOVE_CLEANUP", "1");
-    if (port_range != NULL && sscanf(port_range, "%5[0-9]-%5[0-9]", low, high) == 2) {
-        fabric_environ_add("FI_TCP_PORT_LOW_RANGE", low);
-        fabric_environ_add("FI_TCP_PORT_HIGH_RANGE", high);
+    char low[8], high[8], low_line[40], high_line[40];
+    const char *lines[] = {"FI_OFI_RXM_USE_SRX=1", "FI_AV_REMOVE_CLEANUP=1", low_line, high_line};
+    int ports = port_range != NULL && sscanf(port_range, "%5[0-9]-%5[0-9]", low, high) == 2;
+    size_t count = ports ? 4 : 2;
+    if (ports) {
+        snprintf(low_line, sizeof low_line, "FI_TCP_PORT_LOW_RANGE=%s", low);
+        snprintf(high_line, sizeof high_line, "FI_TCP_PORT_HIGH_RANGE=%s", high);
+    }
+    if (!fabric_setenv_moves_nothing()) {
+        fabric_environ_add(lines, count);
+        return;
+    }
+    for (size_t i = 0; i < count; i++) {
+        char name[40];
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(lines[i], "="), lines[i]);
+        setenv(name, strchr(lines[i], '=') + 1, 0);
     }
 }
 
@@ -143,9 +177,11 @@ static int fabric_library_moves(void) {
 static const char *fabric_library_open(fabric_library *out, const char *port_range) {
     struct sigaction saved[FABRIC_SIGNALS];
     fabric_library_variables(port_range);
+    pthread_mutex_lock(&fabric_signals_lock);
     fabric_signals_save(saved);
     void *handle = dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
     fabric_signals_restore(saved);
+    pthread_mutex_unlock(&fabric_signals_lock);
     if (handle == NULL) {
         return "libfabric.so.1 is not installed or cannot be loaded; install it (Debian, Ubuntu: libfabric1; AWS: the "
                "EFA installer)";
@@ -164,9 +200,11 @@ static int fabric_getinfo(const fabric_library *lib, const char *node, uint64_t 
                           struct fi_info **out) {
     struct sigaction saved[FABRIC_SIGNALS];
     *out = NULL;
+    pthread_mutex_lock(&fabric_signals_lock);
     fabric_signals_save(saved);
     int result = lib->getinfo(FABRIC_API, node, NULL, flags, hints, out);
     fabric_signals_restore(saved);
+    pthread_mutex_unlock(&fabric_signals_lock);
     return result;
 }
 
