@@ -4028,7 +4028,6 @@ typedef struct ddl__terms {
     double n, rounds;             /* ranks, ceil(log2 n) */
     double bytes;                 /* of the whole vector; of gather and its like: all blocks together */
     double latency, byte, reduce; /* of the slowest link in use */
-    double aside;                 /* of a byte that is copied from where it came before it is reduced */
     double near_latency, near_byte;
     double message; /* of a message that does not wait for the one before */
     double hosts, per_host;
@@ -4096,7 +4095,6 @@ static void ddl__terms_of(ddl__terms *t, const ddl__plan_args *args, const ddl__
     /* Ranks that share a core change places for most messages; one that sends many keeps the others waiting. */
     t->message = model->message_s * turns * turns;
     t->reduce = model->reduce_s_per_byte * turns;
-    t->aside = args->pulled ? t->reduce : 0;
     t->crossing = far ? t->per_host : 1;
     t->chunk = (double)args->chunk_bytes;
     t->turns = turns;
@@ -4852,12 +4850,11 @@ static bool ddl__is_pow2(double n) { return ((int64_t)n & ((int64_t)n - 1)) == 0
 
 /* ceil(log2 n) (alpha + M (beta + gamma)), and one round more when some rank that folded may have to wait for another
  * that did: ids must differ in all bits for that, so more than half of them are folded. The ranks of a host share its
- * link. In place, as training calls it, two ranks copy aside what comes before they reduce it: the tuner may not look
- * whether it is. */
+ * link. */
 static double ddl__cost_all_reduce_doubling(const ddl__terms *t) {
     double whole = (double)((int64_t)1 << (int)t->rounds);
     double rounds = t->rounds + (t->n < whole && t->n > 0.75 * whole ? 1 : 0);
-    return rounds * (t->latency + t->bytes * (t->byte * t->crossing + t->reduce + t->aside));
+    return rounds * (t->latency + t->bytes * (t->byte * t->crossing + t->reduce));
 }
 
 /* all_reduce by halving and doubling: reduce-scatter in which the partners split what they have, then the same way
@@ -5416,7 +5413,7 @@ static void ddl__algo_all_reduce_gather(ddl__planner *p, const ddl__plan_args *a
 
 /* ceil(log2 n) alpha + (n-1) M (beta + gamma): for short vectors only. */
 static double ddl__cost_all_reduce_gather(const ddl__terms *t) {
-    return t->rounds * t->latency + (t->n - 1) * t->bytes * (t->byte * t->crossing + t->reduce + t->aside);
+    return t->rounds * t->latency + (t->n - 1) * t->bytes * (t->byte * t->crossing + t->reduce);
 }
 
 static int64_t ddl__peer_half_of_all(const ddl__plan_args *args) {

@@ -83,7 +83,7 @@ static void ddl__algo_all_reduce_gather(ddl__planner *p, const ddl__plan_args *a
 
 /* ceil(log2 n) alpha + (n-1) M (beta + gamma): for short vectors only. */
 static double ddl__cost_all_reduce_gather(const ddl__terms *t) {
-    return t->rounds * t->latency + (t->n - 1) * t->bytes * (t->byte * t->crossing + t->reduce + t->aside);
+    return t->rounds * t->latency + (t->n - 1) * t->bytes * (t->byte * t->crossing + t->reduce);
 }
 
 static int64_t ddl__peer_half_of_all(const ddl__plan_args *args) {

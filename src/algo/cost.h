@@ -17,7 +17,6 @@ typedef struct ddl__terms {
     double n, rounds;             /* ranks, ceil(log2 n) */
     double bytes;                 /* of the whole vector; of gather and its like: all blocks together */
     double latency, byte, reduce; /* of the slowest link in use */
-    double aside;                 /* of a byte that is copied from where it came before it is reduced */
     double near_latency, near_byte;
     double message; /* of a message that does not wait for the one before */
     double hosts, per_host;
@@ -85,7 +84,6 @@ static void ddl__terms_of(ddl__terms *t, const ddl__plan_args *args, const ddl__
     /* Ranks that share a core change places for most messages; one that sends many keeps the others waiting. */
     t->message = model->message_s * turns * turns;
     t->reduce = model->reduce_s_per_byte * turns;
-    t->aside = args->pulled ? t->reduce : 0;
     t->crossing = far ? t->per_host : 1;
     t->chunk = (double)args->chunk_bytes;
     t->turns = turns;

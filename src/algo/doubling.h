@@ -98,12 +98,11 @@ static bool ddl__is_pow2(double n) { return ((int64_t)n & ((int64_t)n - 1)) == 0
 
 /* ceil(log2 n) (alpha + M (beta + gamma)), and one round more when some rank that folded may have to wait for another
  * that did: ids must differ in all bits for that, so more than half of them are folded. The ranks of a host share its
- * link. In place, as training calls it, two ranks copy aside what comes before they reduce it: the tuner may not look
- * whether it is. */
+ * link. */
 static double ddl__cost_all_reduce_doubling(const ddl__terms *t) {
     double whole = (double)((int64_t)1 << (int)t->rounds);
     double rounds = t->rounds + (t->n < whole && t->n > 0.75 * whole ? 1 : 0);
-    return rounds * (t->latency + t->bytes * (t->byte * t->crossing + t->reduce + t->aside));
+    return rounds * (t->latency + t->bytes * (t->byte * t->crossing + t->reduce));
 }
 
 /* all_reduce by halving and doubling: reduce-scatter in which the partners split what they have, then the same way
