@@ -6,6 +6,8 @@ import pathlib
 import re
 import subprocess
 import sys
+import time
+import types
 
 from harness import ROOT, WARNINGS, check, good, main, scratch, skip, test
 
@@ -183,7 +185,72 @@ def the_machines_limit_is_measured():
     for ranks in (2, 3):
         figures, _ = compare.run_once(peer, "all_reduce", ranks, [8, 32 << 10, 100001])
         check(sorted(figures) == [32 << 10, 100001], f"at {ranks} ranks {figures}")
-        check(all(0 < least <= median for median, least in figures.values()), f"{figures}")
+        check(all(0 < least <= median for median, least, _ in figures.values()), f"{figures}")
+
+
+@test
+def cores_that_came_near_again_are_waited_for_again():
+    """Who waited in vain waits no more while they are far: nobody knows for how long they will be."""
+    compare = load_compare()
+    distances, slept = [], []
+    compare.output_of = lambda *_: distances.pop(0)
+    compare.time = types.SimpleNamespace(monotonic=time.monotonic, sleep=slept.append)
+    cores = compare.Cores()
+    distances[:] = ["35"]
+    check(cores.wait(60) and not slept, "they are as near as they were ever seen")
+    distances[:] = ["200"]
+    check(not cores.wait(-1) and not slept, "far, and no time to wait")
+    distances[:] = ["200"]
+    check(not cores.wait(60) and not slept, "far still: waiting was in vain")
+    distances[:] = ["36", "200", "200", "35"]
+    check(cores.wait(60) and not slept, "near again")
+    check(cores.wait(60) and len(slept) == 2, f"far once more, for a while: slept {len(slept)} times")
+
+
+@test
+def only_sizes_that_were_measured_on_far_cores_are_measured_again():
+    compare = load_compare()
+    options = types.SimpleNamespace(sizes=[8, 512, 4096], repeats=2, wait_near=0, wait_idle=0)
+    near, far = 35.0, 200.0
+    runs = [{8: (1, 1, near), 512: (9, 9, far), 4096: (9, 9, far)},
+            {512: (2, 2, near), 4096: (9, 9, far)}, {4096: (3, 3, far)}]
+    asked = []
+
+    def run_once(_, op, ranks, sizes):
+        asked.append(list(sizes))
+        return runs[len(asked) - 1], 0.0
+
+    compare.run_once = run_once
+    compare.output_of = lambda *_: str(near)
+    results = compare.Results()
+    compare.PEERS["ddl"] = None
+    compare.measure_one(results, "ddl", "all_reduce", 2, options)
+    check(asked == [[8, 512, 4096], [512, 4096], [4096]], f"asked for {asked}")
+    times = [results.median("all_reduce", 2, size, "ddl") for size in options.sizes]
+    check(times == [1, 2, 3], f"used {times}")
+    check((results.runs, results.used, results.far) == (3, 3, 1), f"{results.runs}, {results.used}, {results.far}")
+
+
+@test
+def a_run_says_how_far_its_cores_were_apart():
+    compare = load_compare()
+    ddl = compare.TRANSPORTS["shm"]["ddl"]
+    ddl.build()
+    cores = sorted(os.sched_getaffinity(0))
+
+    def apart(ranks, core_of):
+        """Of a run whose ranks are bound to cores."""
+        bound = types.SimpleNamespace(start=lambda *arguments: [
+            (["taskset", "-c", str(core_of(r)), *command], extra)
+            for r, (command, extra) in enumerate(ddl.start(*arguments))])
+        figures, _ = compare.run_once(bound, "all_reduce", ranks, [8])
+        return figures[8][2]
+
+    check(apart(2, lambda _: cores[0]) == 0, "two ranks on one core say how far it is from itself")
+    if len(cores) > 1:
+        for ranks in (2, 3):
+            ns = apart(ranks, lambda r: cores[r % 2])
+            check(2 < ns < 20000, f"{ranks} ranks: a line takes {ns} ns between two cores")
 
 
 @test

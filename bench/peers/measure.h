@@ -20,6 +20,10 @@
  * One round before the timed ones and one after them are compared with an oracle, element by element. Values are small
  * integers in floats, so sums are exact in any order.
  *
+ * Before every eighth round, of 1 MiB and more before each, ranks 0 and 1 also pass a cache line to and fro, if they are
+ * on two cores, outside of what is timed: a virtual machine's cores may be moved apart at any time, and a figure says how
+ * far they were meanwhile.
+ *
  * Compiles as C11 and C++17. */
 #ifndef DDL_BENCH_MEASURE_H
 #define DDL_BENCH_MEASURE_H
@@ -37,6 +41,7 @@
 #include <unistd.h>
 
 enum { BENCH_MAX_RANKS = 64, BENCH_MAX_ROUNDS = 512, BENCH_LEAST_ROUNDS = 6, BENCH_PAGE = 4096, BENCH_BEHIND = 16 };
+enum { BENCH_LINE_ROUNDS = 8, BENCH_LINE_BYTES = 1 << 20, BENCH_LINE_TRIES = 5, BENCH_LINE_PASSES = 16 };
 #define BENCH_SIZE_NS 2e9
 
 /* What `count` means to bench_peer.run, in floats; `bytes` in the output is always the larger of a rank's two buffers:
@@ -82,6 +87,9 @@ typedef struct bench_shared {
     uint32_t failed;
     int32_t enough;
     int32_t came[BENCH_MAX_RANKS]; /* the round whose barrier the rank is in */
+    int32_t core[2];               /* of ranks 0 and 1, before they pass the line: */
+    uint32_t line __attribute__((aligned(64)));
+    double line_ns[BENCH_MAX_ROUNDS] __attribute__((aligned(64))); /* rank 0's */
     double nanoseconds[BENCH_MAX_RANKS][BENCH_MAX_ROUNDS];
 } bench_shared;
 
@@ -317,6 +325,54 @@ static inline int bench_check_barrier(const bench_run *run, int round) {
     return failed;
 }
 
+/* Waits until the line holds what the other rank is to write. */
+static inline void bench_line_await(bench_shared *s, uint32_t value) {
+    for (int looks = 1; __atomic_load_n(&s->line, __ATOMIC_ACQUIRE) != value; looks++) {
+        if (looks % 4096 == 0) {
+            if (__atomic_load_n(&s->failed, __ATOMIC_RELAXED) != 0) {
+                exit(4);
+            }
+            sched_yield();
+        }
+    }
+}
+
+/* Ranks 0 and 1: nanoseconds that a line takes from one's core to the other's, the least of a few tries, as either may be
+ * interrupted. */
+static inline double bench_line_pass(bench_shared *s, int rank) {
+    double least = 0;
+    uint32_t value = 0;
+    for (int i = 0; i < BENCH_LINE_TRIES; i++) {
+        double start = bench_now_ns();
+        for (int pass = 0; pass < BENCH_LINE_PASSES; pass++, value += 2) {
+            if (rank == 1) {
+                bench_line_await(s, value + 1);
+                __atomic_store_n(&s->line, value + 2, __ATOMIC_RELEASE);
+            } else {
+                __atomic_store_n(&s->line, value + 1, __ATOMIC_RELEASE);
+                bench_line_await(s, value + 2);
+            }
+        }
+        double ns = (bench_now_ns() - start) / (2 * BENCH_LINE_PASSES);
+        least = i == 0 || ns < least ? ns : least;
+    }
+    return least;
+}
+
+/* All ranks; the others only wait. Returns 0 where ranks 0 and 1 share a core, and on the others. */
+static inline double bench_line(const bench_run *run) {
+    bench_shared *s = run->shared;
+    int rank = run->peer->rank;
+    if (rank < 2) {
+        __atomic_store_n(&s->core[rank], sched_getcpu(), __ATOMIC_RELAXED);
+        __atomic_store_n(&s->line, 0, __ATOMIC_RELAXED);
+    }
+    bench_meet(run);
+    double ns = rank < 2 && s->core[0] != s->core[1] ? bench_line_pass(s, rank) : 0;
+    bench_meet(run);
+    return ns;
+}
+
 /* In whole cache lines, so that operations of a round share none. */
 static inline size_t bench_stride(size_t count) {
     return (count + 15) / 16 * 16;
@@ -347,8 +403,14 @@ static inline int bench_compare_doubles(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
+/* The median; sorts them. */
+static inline double bench_median(double *values, int count) {
+    qsort(values, (size_t)count, sizeof(double), bench_compare_doubles);
+    return count == 0 ? 0 : (values[(count - 1) / 2] + values[count / 2]) / 2;
+}
+
 /* Rank 0, alone between two barriers: slowest rank of each round, then the median and the least over rounds. */
-static inline void bench_report(const bench_run *run, size_t bytes, int rounds) {
+static inline void bench_report(const bench_run *run, size_t bytes, int rounds, int looks) {
     double worst[BENCH_MAX_ROUNDS];
     double scale = run->op == BENCH_PING_PONG ? 2e3 : 1e3;
     for (int i = 0; i < rounds; i++) {
@@ -358,9 +420,9 @@ static inline void bench_report(const bench_run *run, size_t bytes, int rounds) 
             worst[i] = t > worst[i] ? t : worst[i];
         }
     }
-    qsort(worst, (size_t)rounds, sizeof(double), bench_compare_doubles);
-    double median = (worst[(rounds - 1) / 2] + worst[rounds / 2]) / 2;
-    printf("%s %d %zu %.4f %.4f\n", bench_op_names[run->op], run->peer->ranks, bytes, median / scale, worst[0] / scale);
+    double median = bench_median(worst, rounds);
+    printf("%s %d %zu %.4f %.4f %.1f\n", bench_op_names[run->op], run->peer->ranks, bytes, median / scale,
+           worst[0] / scale, bench_median(run->shared->line_ns, looks));
     fflush(stdout);
 }
 
@@ -394,9 +456,13 @@ static inline int bench_size(bench_run *run, size_t bytes) {
         run->shared->enough = warmup + rounds;
     }
     bench_meet(run);
-    int last = warmup + rounds;
+    int last = warmup + rounds, looks = 0, look_rounds = bytes < BENCH_LINE_BYTES ? BENCH_LINE_ROUNDS : 1;
     for (int i = 0; i <= last; i++) {
         double ns = 0;
+        double line_ns = i % look_rounds == 0 ? bench_line(run) : 0;
+        if (first && line_ns > 0 && looks < BENCH_MAX_ROUNDS) {
+            run->shared->line_ns[looks++] = line_ns;
+        }
         bool checked = i == 0 || i == last;
         if (bench_round(run, i, checked, &ns) != 0) {
             return -1;
@@ -416,7 +482,7 @@ static inline int bench_size(bench_run *run, size_t bytes) {
     }
     bench_meet(run);
     if (first) {
-        bench_report(run, bytes, last - warmup);
+        bench_report(run, bytes, last - warmup, looks);
     }
     bench_meet(run);
     bench_give(run->peer, run->in);
@@ -424,7 +490,8 @@ static inline int bench_size(bench_run *run, size_t bytes) {
     return 0;
 }
 
-/* Measures argv[1] at each size in argv[2..]. Prints lines "op ranks bytes median_us min_us" on rank 0. */
+/* Measures argv[1] at each size in argv[2..]. Prints lines "op ranks bytes median_us min_us line_ns" on rank 0, line_ns
+ * being how far the cores were apart; 0: not known. */
 static inline int bench_main(const bench_peer *peer, int argc, char **argv) {
     bench_run run;
     memset(&run, 0, sizeof run);
