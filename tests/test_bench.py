@@ -232,6 +232,28 @@ def only_sizes_that_were_measured_on_far_cores_are_measured_again():
 
 
 @test
+def a_run_that_does_not_tell_counts_by_what_was_before_and_after_it():
+    compare = load_compare()
+    options = types.SimpleNamespace(sizes=[8], repeats=2, wait_near=-1, wait_idle=0)
+    compare.PEERS["ddl"] = None
+
+    def measured(distances, shares):
+        """The figures used and how many of them count as far and as noisy, of runs that tell nothing of cores."""
+        shares, times = list(shares), iter(range(1, 9))
+        compare.output_of = lambda *_: str(distances.pop(0))
+        compare.run_once = lambda *_: ({8: (next(times), 1, 0.0)}, shares.pop(0))
+        results = compare.Results()
+        compare.measure_one(results, "ddl", "all_reduce", 2, options)
+        return results.median("all_reduce", 2, 8, "ddl"), results.far, results.noisy
+
+    check(measured([35, 35], [0.0]) == (1, 0, 0), "near and quiet")
+    check(measured([35, 200, 35, 35], [0.0, 0.0]) == (2, 0, 0), "far after the first run")
+    check(measured([35, 35, 35, 35], [0.5, 0.0]) == (2, 0, 0), "others had half of the machine in the first run")
+    check(measured([35, 35] * 3, [0.5] * 3) == (3, 0, 1), "and in all of them: the last counts, as noisy")
+    check(measured([35, 200] + [200, 200] * 2, [0.0] * 3) == (3, 1, 0), "far all the time: the last counts, as far")
+
+
+@test
 def a_run_says_how_far_its_cores_were_apart():
     compare = load_compare()
     ddl = compare.TRANSPORTS["shm"]["ddl"]

@@ -1,6 +1,7 @@
 /* mpi: the MPI column (Open MPI or MPICH, whichever mpicc builds it). What a program that follows the standard would
  * call: blocking collectives, in place where the operation is. Which transport MPI uses is decided by its launcher's
  * flags. */
+#define _GNU_SOURCE
 #include "measure.h"
 #include <mpi.h>
 
