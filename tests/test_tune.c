@@ -92,7 +92,7 @@ TEST(two_ranks_halve_only_what_is_large) {
     CHECK(strcmp(choose_all_reduce(&t, 2, 262144).algo->name, "recursive_doubling") != 0);
 }
 
-/* As libfabric's tcp on loopback is: a payload of its own takes a round trip more than a message, whatever its size. */
+/* As libfabric's tcp on loopback is. */
 TEST(two_ranks_that_read_cut_coarser) {
     ddl__tuning t = tuning();
     on_hosts(MAX_RANKS, MAX_RANKS);
