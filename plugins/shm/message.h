@@ -23,8 +23,8 @@
 #include <sys/uio.h>
 
 /* Where one way becomes faster than the other, between two cores that share a cache. */
-#define SHM_EAGER_BYTES (2u << 10) /* the least ring takes that */
-#define SHM_STREAM_LENT_BYTES (4u << 10)
+#define SHM_EAGER_BYTES (8u << 10) /* and no more than an eighth of the ring */
+#define SHM_LENT_BYTES (6u << 10)
 #define SHM_LINED_LEAST (1u << 10)
 #define SHM_STREAM_BYTES (64u << 10) /* up to here a call of the kernel takes longer than copying twice at a time */
 /* A piece: half of a message, within bounds. */
@@ -85,7 +85,7 @@ typedef struct shm_link {
 
 typedef struct shm_messages {
     shm_link *links; /* by local index */
-    uint64_t stream_bytes;
+    uint64_t eager_bytes, stream_bytes; /* the most that goes so */
     bool strings; /* see shm_copy_over */
     bool stumbles; /* see shm_may_stumble */
     uint8_t *aside; /* for shm_read_aside, two pages more than a piece; NULL: not yet needed */
@@ -301,11 +301,11 @@ static int shm_push(shm *t, int32_t i, ddl_message *m) {
     if (m->priv[SHM_NOTE_DONE] > 0) {
         return shm_push_stream(t, i, m);
     }
-    if (m->payload_bytes <= SHM_EAGER_BYTES) {
-        return shm_push_eager(l, m, t->messages->strings);
-    }
-    if (m->payload_bytes > SHM_STREAM_LENT_BYTES && shm_locate(t, m->payload, m->payload_bytes, &offset)) {
+    if (m->payload_bytes > SHM_LENT_BYTES && shm_locate(t, m->payload, m->payload_bytes, &offset)) {
         return shm_push_fetch(t, l, m, offset, true);
+    }
+    if (m->payload_bytes <= t->messages->eager_bytes) {
+        return shm_push_eager(l, m, t->messages->strings);
     }
     /* Relaxed: a hint, either way is right. */
     if (m->payload_bytes > t->messages->stream_bytes &&
@@ -927,6 +927,7 @@ static ddl_status shm_messages_open(shm *t) {
     }
     m->strings = shm_copies_strings();
     m->stumbles = shm_may_stumble();
+    m->eager_bytes = SHM_EAGER_BYTES < t->address.ring_bytes / 8 ? SHM_EAGER_BYTES : t->address.ring_bytes / 8;
     m->stream_bytes = SHM_STREAM_BYTES < t->address.ring_bytes ? SHM_STREAM_BYTES : t->address.ring_bytes;
     return getrandom(&m->probe, sizeof m->probe, 0) == sizeof m->probe ? DDL_OK : DDL_ERR_SYSTEM;
 }
