@@ -70,6 +70,33 @@ static ddl_status put(endpoint *e, int peer, uint64_t bytes) {
     return status;
 }
 
+/* Whether a message of so many bytes comes as one record, which peek gives whole. `ring`: a setting, or NULL. */
+static void comes_whole(uint64_t bytes, const char *ring, bool whole) {
+    static endpoint e[2];
+    letter first, second;
+    const uint8_t *header = NULL;
+    const void *payload = NULL;
+    uint64_t got = 0;
+    world_open_as(e, 2, ring, NULL);
+    CHECK(post(&e[0], 1, &first, 8) >= 0);
+    DRIVE(e, 2, e[1].arrived[0] == 1) {} /* the ring is known now */
+    CHECK(post(&e[0], 1, &second, bytes) >= 0);
+    ddl_status status = e[1].transport->peek(e[1].self, 0, 1, &header, &payload, &got);
+    CHECK_EQ(status, whole ? DDL_OK : DDL_ERR_STATE);
+    CHECK(!whole || got == bytes);
+    DRIVE(e, 2, e[1].arrived[0] == 2) {}
+    letter_free(&first);
+    letter_free(&second);
+    world_close(e, 2);
+}
+
+TEST(up_to_8_kib_come_in_one_record_and_no_more_than_an_eighth_of_the_ring) {
+    comes_whole(8192, NULL, true);
+    comes_whole(8193, NULL, false);
+    comes_whole(2048, "SHM_RING_BYTES=16K", true);
+    comes_whole(2049, "SHM_RING_BYTES=16K", false);
+}
+
 /* What is written in place comes in its turn among what is sent, round the end of the ring, and never overtakes what
  * waits for room. */
 TEST(what_is_written_in_place_keeps_its_turn) {
