@@ -124,6 +124,42 @@ TEST(who_shares_cores) {
     CHECK(!ddl__is_crowded(&c));
 }
 
+static void yields(ddl_context *c, int n, uint64_t ns) {
+    for (int i = 0; i < n; i++) {
+        ddl__yielded(c, ns);
+    }
+}
+
+/* After a long yield, one more; after three of them, sleeps without any, twice as many after each; all is forgotten after
+ * eight short ones in a row, and at once when one long yield comes alone. */
+TEST(who_computes_is_not_yielded_to) {
+    enum { LONG = 2 * DDL__LONG_YIELD_NS, SHORT = 500 };
+    ddl_context c = {.core_ranks = 4, .cores = 2};
+    yields(&c, 1000, SHORT);
+    CHECK_EQ(ddl__poll_limit(&c), DDL__POLLS_CROWDED);
+    yields(&c, 1, LONG);
+    CHECK_EQ(ddl__poll_limit(&c), DDL__POLLS_YIELDED);
+    CHECK_EQ(ddl__spin_limit(&c, -1), 1);
+    yields(&c, 1, SHORT);
+    CHECK_EQ(ddl__poll_limit(&c), DDL__POLLS_CROWDED);
+    yields(&c, 1, LONG);
+    CHECK_EQ(c.sleeps_at_once, 0);
+    for (int32_t sleeps = 8; sleeps <= 512; sleeps *= 2) {
+        yields(&c, DDL__SHORT_YIELDS - 1, SHORT);
+        yields(&c, 1, LONG);
+        CHECK_EQ(c.sleeps_at_once, sleeps);
+        CHECK_EQ(ddl__poll_limit(&c), 1);
+        c.sleeps_at_once = 0;
+        CHECK_EQ(ddl__poll_limit(&c), DDL__POLLS_YIELDED);
+    }
+    yields(&c, 3, LONG);
+    CHECK_EQ(c.sleeps_at_once, 512);
+    yields(&c, DDL__SHORT_YIELDS, SHORT);
+    CHECK_EQ(ddl__poll_limit(&c), DDL__POLLS_CROWDED);
+    yields(&c, 2, LONG);
+    CHECK_EQ(c.sleeps_at_once, 0);
+}
+
 /* The first two cores that this thread may use; false when there is one only. */
 static bool two_cores(int out[2], cpu_set_t *out_allowed) {
     int found = 0;

@@ -420,7 +420,8 @@ static void kills(const char *what, int shm) {
 
 enum { FIRST = 1, VICTIM = 3 }; /* FIRST alone needs the victim */
 
-static float big[1 << 18]; /* more than a window, so that its receiver has to ask for it */
+enum { BIG = 3 << 17 };
+static float big[BIG]; /* more than goes unasked, so that its receiver has to ask for it */
 
 /* What waits for a rank that has gone on to the shrink fails, whether it waited before or asks only then. */
 static void wait_for_first(ddl_context *c, int rank) {
@@ -431,7 +432,7 @@ static void wait_for_first(ddl_context *c, int rank) {
     if (rank == 0) {
         CHECK_EQ(ddl_recv(world, DDL_VIEW(&one, 1), FIRST, 1, NULL), DDL_ERR_PEER);
     } else {
-        CHECK_EQ(ddl_isend(world, ddl_tensor_1d(big, DDL_F32, 1 << 18), FIRST, 2, &r), DDL_OK);
+        CHECK_EQ(ddl_isend(world, ddl_tensor_1d(big, DDL_F32, BIG), FIRST, 2, &r), DDL_OK);
         CHECK_EQ(ddl_wait(&r, NULL), DDL_ERR_PEER);
     }
     CHECK_STR(ddl_error(c), "rank 3 (pid ");
@@ -449,7 +450,7 @@ static void ask_in_vain(ddl_group *world, int rank) {
     for (int p = 0; p < VICTIM; p++) {
         if (p != rank) {
             CHECK_EQ(ddl_irecv(world, DDL_VIEW(&none, 1), p, 5, &unanswered[2 * p]), DDL_OK);
-            CHECK_EQ(ddl_isend(world, ddl_tensor_1d(big, DDL_F32, 1 << 18), p, 6, &unanswered[2 * p + 1]), DDL_OK);
+            CHECK_EQ(ddl_isend(world, ddl_tensor_1d(big, DDL_F32, BIG), p, 6, &unanswered[2 * p + 1]), DDL_OK);
         }
     }
 }

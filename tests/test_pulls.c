@@ -127,17 +127,31 @@ static void run(pull *w, const char *transports) {
     ranks_threads(2, rank_main, w);
 }
 
-TEST(two_parts_are_under_way_over_libfabric) {
-    static pull w = {.pulls = true};
-    char folder[512] = "", plugin[600];
+/* Whether build/ has the plugin; it is looked for there then. */
+static bool is_built(const char *plugin) {
+    char folder[512] = "", path[600];
     CHECK(getcwd(folder, sizeof folder - 16) != NULL);
     strcat(folder, "/build");
-    snprintf(plugin, sizeof plugin, "%s/libddl-fabric.so", folder);
-    if (access(plugin, R_OK) != 0) {
+    snprintf(path, sizeof path, "%s/%s", folder, plugin);
+    setenv("DDL_PLUGIN_PATH", folder, 1);
+    return access(path, R_OK) == 0;
+}
+
+TEST(two_parts_are_under_way_over_libfabric) {
+    static pull w = {.pulls = true};
+    if (!is_built("libddl-fabric.so")) {
         SKIP("libddl-fabric.so is not built; make plugins builds it where libfabric-dev is installed");
     }
-    setenv("DDL_PLUGIN_PATH", folder, 1);
     run(&w, "fabric:tcp");
+    CHECK((w.seen[0] & 4) != 0 && (w.seen[1] & 4) != 0);
+}
+
+TEST(two_parts_are_under_way_over_shared_memory) {
+    static pull w = {.pulls = true};
+    if (!is_built("libddl-shm.so")) {
+        SKIP("libddl-shm.so is not built (make plugins)");
+    }
+    run(&w, "shm");
     CHECK((w.seen[0] & 4) != 0 && (w.seen[1] & 4) != 0);
 }
 

@@ -262,6 +262,37 @@ TEST(where_ranks_share_cores_a_window_is_staged_ahead) {
     CHECK(play.reads > (int)SHM_HELP_ALONE);
 }
 
+/* The window of a sender that offers one message after the other is always the first one's: the next is not staged when
+ * it is offered, but as soon as the one before has been read, and before the receiver has begun. */
+TEST(the_window_is_for_the_first_that_is_not_yet_read) {
+    static endpoint e[2];
+    letter l[3];
+    begin(e, 2, 0);
+    shm *t = e[0].self;
+    t->crowded = true;
+    for (int i = 0; i < 3; i++) {
+        CHECK_EQ(post(&e[0], 1, &l[i], BYTES), DDL_IN_PROGRESS);
+    }
+    for (int i = 0; i < 3; i++) {
+        for (int k = 0; k < 2 * (int)SHM_HELP_PIECES; k++) {
+            CHECK(t->messages->helper.whom == &record_of(&l[i])->help || k == 0);
+            CHECK(e[0].transport->progress(e[0].self, -1) >= 0);
+        }
+        CHECK_EQ(t->messages->helper.next, SHM_HELP_PIECES);
+        CHECK(i == 2 || record_of(&l[i + 1])->help.window == 0);
+        play.reads = 0;
+        while (e[1].arrived[0] < (uint64_t)i + 1) { /* a turn is two messages long: the last two come in one */
+            CHECK(e[1].transport->progress(e[1].self, 0) >= 0);
+        }
+        CHECK(play.reads > 0);
+    }
+    DRIVE(e, 2, l[2].returned) {}
+    for (int i = 0; i < 3; i++) {
+        letter_free(&l[i]);
+    }
+    end(e, 2);
+}
+
 /* The receiver has read nothing, or is in the middle of what is not staged. The window is the next message's then. */
 TEST(what_was_staged_ahead_is_taken_back) {
     for (int at = 0; at < 3; at++) {

@@ -133,10 +133,12 @@ static bool shm_queue_replace(shm_queue *q, ddl_message *m, ddl_message *instead
     return true;
 }
 
+static shm_fetch *shm_record_of(const ddl_message *m) { return (shm_fetch *)(uintptr_t)m->priv[SHM_NOTE_RECORD]; }
+
 /* Of a message that is on no queue any more. */
 static void shm_give_back(shm *t, ddl_message *m, ddl_status status) {
     if (m->priv[SHM_NOTE_RECORD] != 0) {
-        shm_help_end(&t->messages->helper, &((shm_fetch *)(uintptr_t)m->priv[SHM_NOTE_RECORD])->help);
+        shm_help_end(&t->messages->helper, &shm_record_of(m)->help);
     }
     if (m->priv[SHM_NOTE_COPY] == 0) {
         t->host->sent(t->host, m, status);
@@ -243,6 +245,9 @@ static void shm_want(shm_link *l, bool want) {
     atomic_store_explicit(&l->out.ring->wants_room, want, memory_order_relaxed);
 }
 
+/* Does the peer read this message from memory of ours that it does not map? */
+static bool shm_is_read(const ddl_message *m) { return m->priv[SHM_NOTE_COPY] == 0 && !shm_record_of(m)->lent; }
+
 static int shm_push_fetch(shm *t, shm_link *l, ddl_message *m, uint64_t at, bool lent) {
     shm_fetch *to = shm_ring_reserve(&l->out, sizeof *to);
     if (to == NULL) {
@@ -257,7 +262,8 @@ static int shm_push_fetch(shm *t, shm_link *l, ddl_message *m, uint64_t at, bool
     m->priv[SHM_NOTE_RECORD] = (uint64_t)(uintptr_t)to;
     shm_want(l, true);
     m->priv[SHM_NOTE_END] = shm_ring_publish(&l->out, SHM_FETCH, sizeof *to);
-    if (!lent && t->crowded) {
+    bool first = l->fetched.first == NULL || !shm_is_read(l->fetched.first);
+    if (!lent && t->crowded && first) { /* else the window is for the one before */
         shm_help_ahead(t, &t->messages->helper, &to->help, m->payload, m->payload_bytes);
     }
     return SHM_BORROWED;
@@ -414,7 +420,7 @@ static shm_copy *shm_copy_of(shm *t, const ddl_message *m, uint64_t extra) {
 
 /* Of a message in the ring that the peer has not fetched: a copy takes its place. On return m is nobody's. */
 static bool shm_lend_instead(shm *t, shm_link *l, ddl_message *m) {
-    shm_fetch *record = (shm_fetch *)(uintptr_t)m->priv[SHM_NOTE_RECORD];
+    shm_fetch *record = shm_record_of(m);
     shm_copy *copy = shm_copy_of(t, m, 0);
     if (copy != NULL && shm_lend_copy(t, m->payload, m->payload_bytes, &copy->offset, &copy->bytes) != DDL_OK) {
         t->host->free(t->host, copy);
@@ -753,9 +759,8 @@ static int32_t shm_receive(shm *t, int32_t i, bool expected) {
 
 /* Stages a piece of what the peer is fetching. Returns whether it did. */
 static bool shm_send_help(shm *t, const ddl_message *m) {
-    shm_fetch *record = (shm_fetch *)(uintptr_t)m->priv[SHM_NOTE_RECORD];
-    return m->priv[SHM_NOTE_COPY] == 0 && !record->lent &&
-           shm_help_stage(t, &t->messages->helper, &record->help, m->payload, m->payload_bytes);
+    return shm_is_read(m) &&
+           shm_help_stage(t, &t->messages->helper, &shm_record_of(m)->help, m->payload, m->payload_bytes);
 }
 
 /* Ends what the peer has fetched, lends what it refused, sends what has room. */

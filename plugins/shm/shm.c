@@ -241,7 +241,8 @@ static void shm_memory_free(void *self, void *memory) { shm_take_back(self, memo
 
 static const ddl_transport shm_transport = {
     .size = sizeof(ddl_transport),
-    .flags = DDL_TRANSPORT_LOCAL | DDL_TRANSPORT_ORDERED | DDL_TRANSPORT_CHEAP_PROGRESS | DDL_TRANSPORT_INTACT,
+    .flags = DDL_TRANSPORT_LOCAL | DDL_TRANSPORT_ORDERED | DDL_TRANSPORT_PULLS | DDL_TRANSPORT_CHEAP_PROGRESS |
+             DDL_TRANSPORT_INTACT,
     .max_payload_bytes = 1 << 20,
     .open = shm_endpoint_open,
     .close = shm_endpoint_close,

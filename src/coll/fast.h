@@ -181,7 +181,7 @@ static ddl_status ddl__fast_wait(ddl_group *g, void *native, uint64_t *out_end_n
     for (int32_t round = 0;; round++) {
         ddl_status status = g->native.table->native_test(g->native.self, g->native.set, native, DDL__FAST_LOOKS, &rank);
         bool wanted = ddl__lock_is_wanted(c);
-        if (status != DDL_IN_PROGRESS || round == DDL__FAST_YIELDS || c->busy_waits > 0 || wanted) {
+        if (status != DDL_IN_PROGRESS || round == DDL__FAST_YIELDS || c->yielded_long || wanted) {
             return status;
         }
         *out_last = rank >= 0 ? rank : *out_last;

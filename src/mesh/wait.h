@@ -12,9 +12,11 @@
 enum {
     DDL__POLLS_ALONE = 4000,   /* empty polls before sleeping when ranks <= cores: a few milliseconds */
     DDL__POLLS_CROWDED = 40,   /* the same when ranks share cores: each poll gives the core away first */
-    DDL__POLLS_BUSY = 2,       /* the same while other programs want the cores */
-    DDL__BUSY_WAITS = 500,     /* for so many waits */
-    DDL__LONG_YIELD_NS = 400000,
+    DDL__POLLS_YIELDED = 2,    /* the same after a yield that took long: one more yield */
+    DDL__LONG_YIELD_NS = 200000, /* for each rank of this core, 2 at least: they take turns */
+    DDL__LONG_YIELDS = 3, /* in a row: see ddl__yielded */
+    DDL__LONG_YIELDS_MOST = 9,
+    DDL__SHORT_YIELDS = 8, /* in a row end it */
     DDL__POLLS_AFTER_SLEEP = 8,
     DDL__POLLS_CHEAP = 64, /* looks at memory for each at the kernel */
     DDL__LOOKS_SHORTLY = 4096,
@@ -193,6 +195,20 @@ static void ddl__lock_last(ddl_context *c) {
     c->lock_passed = waiters;
 }
 
+/* Somebody who computes had the core: the next yields may cost a time slice each, and a sleeper is woken at once. So a
+ * wait sleeps soon after a long yield. After three, with few short ones between, the next 8 sleeps come without any, after
+ * the next long one 16, and so on. One or two come of ranks that write their tensors before they meet. */
+static void ddl__yielded(ddl_context *c, uint64_t ns) {
+    c->yielded_long = ns > DDL__LONG_YIELD_NS * (uint64_t)DDL__MAX(c->core_ranks / DDL__MAX(c->cores, 1), 2);
+    if (c->yielded_long) {
+        c->short_yields = 0;
+        c->long_yields += c->long_yields < DDL__LONG_YIELDS_MOST;
+        c->sleeps_at_once = c->long_yields < DDL__LONG_YIELDS ? 0 : 1 << c->long_yields;
+    } else if (c->long_yields > 0 && ++c->short_yields == DDL__SHORT_YIELDS) {
+        c->long_yields = 0;
+    }
+}
+
 /* Gives whoever else wants the core its turn: a rank that spins through its time slice on a busy machine may be keeping
  * the very rank from running that it waits for. On an idle core a yield is about as long as the poll. */
 static void ddl__yield(ddl_context *c, bool unlocked) {
@@ -205,14 +221,7 @@ static void ddl__yield(ddl_context *c, bool unlocked) {
     if (unlocked) {
         ddl__lock_last(c);
     }
-    bool taken = ddl__about_ns(c) - before > DDL__LONG_YIELD_NS;
-    /* Somebody who computes had the core, and not only once: the next yields would cost a time slice each. A sleeper is
-     * woken at once. */
-    c->long_yields = taken ? c->long_yields + 16 : DDL__MAX(c->long_yields - 1, 0);
-    if (c->long_yields > 16) {
-        c->long_yields = 0;
-        c->busy_waits = DDL__BUSY_WAITS;
-    }
+    ddl__yielded(c, ddl__about_ns(c) - before);
 }
 
 static bool ddl__lock_is_wanted(const ddl_context *c) {
@@ -253,7 +262,7 @@ typedef struct ddl__wait {
 static int32_t ddl__spin_limit(const ddl_context *c, int32_t expect) {
     const ddl__endpoint *e = expect < 0 ? NULL : c->links[expect].endpoint;
     bool cheap = c->natives != NULL || (e != NULL && (e->table->flags & DDL_TRANSPORT_CHEAP_PROGRESS) != 0);
-    if (ddl__lock_is_wanted(c) || c->busy_waits > 0 || (!cheap && ddl__is_crowded(c))) {
+    if (ddl__lock_is_wanted(c) || c->yielded_long || (!cheap && ddl__is_crowded(c))) {
         return 1;
     }
     if (!ddl__is_crowded(c)) {
@@ -264,8 +273,8 @@ static int32_t ddl__spin_limit(const ddl_context *c, int32_t expect) {
 
 /* How many empty polls come before sleep; all looks at memory until the core is given away are one. */
 static int32_t ddl__poll_limit(const ddl_context *c) {
-    if (c->busy_waits > 0) {
-        return DDL__POLLS_BUSY;
+    if (c->yielded_long) {
+        return c->sleeps_at_once > 0 ? 1 : DDL__POLLS_YIELDED;
     }
     return ddl__is_crowded(c) ? DDL__POLLS_CROWDED : DDL__POLLS_ALONE;
 }
@@ -292,7 +301,6 @@ static bool ddl__wait_shortly(ddl_context *c, const ddl__wait *w) {
 /* Polls until it is done, its deadline has passed or the context is aborted. Returns done. */
 static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
     int32_t empty = 0, spins = 0;
-    c->busy_waits -= c->busy_waits > 0;
     c->page_doing = NULL;
     for (uint32_t round = 1;; round++) {
         int32_t expect = w->expect != NULL ? w->expect(c, w->arg) : -1;
@@ -327,6 +335,7 @@ static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
             return false;
         }
         if (empty >= limit) {
+            c->sleeps_at_once -= c->sleeps_at_once > 0;
             ddl__sleep(c, now, w->deadline);
             /* Nothing there: back to sleep soon, an idle rank costs nothing. */
             empty = DDL__MAX(limit - DDL__POLLS_AFTER_SLEEP, 0);

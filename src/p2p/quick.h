@@ -151,7 +151,7 @@ static bool ddl__peek_shortly(ddl_context *c, const ddl__link *l, int32_t world,
         int32_t looks = spins == 1 || blind ? 1 : DDL__LOOKS_SHORTLY;
         ddl_status status = l->endpoint->table->peek(l->endpoint->self, world, looks, header, payload, bytes);
         bool wanted = ddl__lock_is_wanted(c);
-        if (status != DDL_IN_PROGRESS || yields == DDL__YIELDS_SHORTLY || wanted || c->busy_waits > 0 ||
+        if (status != DDL_IN_PROGRESS || yields == DDL__YIELDS_SHORTLY || wanted || c->yielded_long ||
             !ddl__is_crowded(c)) {
             return status == DDL_OK;
         }
