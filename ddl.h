@@ -17101,7 +17101,7 @@ enum {
     DDL__POLLS_ALONE = 4000,   /* empty polls before sleeping when ranks <= cores: a few milliseconds */
     DDL__POLLS_CROWDED = 40,   /* the same when ranks share cores: each poll gives the core away first */
     DDL__POLLS_YIELDED = 2,    /* the same after a yield that took long: one more yield */
-    DDL__LONG_YIELD_NS = 200000, /* for each rank of this core, 2 at least: they take turns */
+    DDL__LONG_YIELD_NS = 200000, /* for each rank of this core */
     DDL__LONG_YIELDS = 3, /* in a row: see ddl__yielded */
     DDL__LONG_YIELDS_MOST = 9,
     DDL__SHORT_YIELDS = 8, /* in a row end it */
@@ -17284,10 +17284,11 @@ static void ddl__lock_last(ddl_context *c) {
 }
 
 /* Somebody who computes had the core: the next yields may cost a time slice each, and a sleeper is woken at once. So a
- * wait sleeps soon after a long yield. After three, with few short ones between, the next 8 sleeps come without any, after
- * the next long one 16, and so on. One or two come of ranks that write their tensors before they meet. */
+ * wait sleeps soon after a long yield. After three, with few short ones between, the next 8 sleeps come without any,
+ * after the next long one 16, and so on. One or two come of ranks that write their tensors before they meet. */
 static void ddl__yielded(ddl_context *c, uint64_t ns) {
-    c->yielded_long = ns > DDL__LONG_YIELD_NS * (uint64_t)DDL__MAX(c->core_ranks / DDL__MAX(c->cores, 1), 2);
+    int32_t ranks = DDL__MAX(c->core_ranks / DDL__MAX(c->cores, 1), 2); /* of this core, who take turns */
+    c->yielded_long = ns > DDL__LONG_YIELD_NS * (uint64_t)ranks;
     if (c->yielded_long) {
         c->short_yields = 0;
         c->long_yields += c->long_yields < DDL__LONG_YIELDS_MOST;
