@@ -14785,7 +14785,7 @@ struct ddl_context {
     atomic_int lock_spins;   /* relaxed: looks at the lock before the kernel is asked; 0: threads share cores */
     int lock_passed;         /* the poller's: so many waiters did not take the lock when they could; 0: none */
     int32_t cond_waiters;
-    bool yielded_long; /* the last yield took long; of each kind there were so many in a row: see ddl__yielded */
+    bool yielded_long; /* the last yield took long; of each kind there were so many of late: see ddl__yielded */
     int32_t long_yields, short_yields;
     int32_t sleeps_at_once; /* so many to come have no yield before them */
     bool polling, aborted, joined;
@@ -17101,8 +17101,8 @@ enum {
     DDL__POLLS_ALONE = 4000,   /* empty polls before sleeping when ranks <= cores: a few milliseconds */
     DDL__POLLS_CROWDED = 40,   /* the same when ranks share cores: each poll gives the core away first */
     DDL__POLLS_YIELDED = 2,    /* the same after a yield that took long: one more yield */
-    DDL__LONG_YIELD_NS = 200000, /* for each rank of this core */
-    DDL__LONG_YIELDS = 3, /* in a row: see ddl__yielded */
+    DDL__LONG_YIELD_NS = 200000, /* for each thread that takes its turn on this core */
+    DDL__LONG_YIELDS = 3, /* with few short ones between: see ddl__yielded */
     DDL__LONG_YIELDS_MOST = 9,
     DDL__SHORT_YIELDS = 8, /* in a row end it */
     DDL__POLLS_AFTER_SLEEP = 8,
@@ -17283,12 +17283,17 @@ static void ddl__lock_last(ddl_context *c) {
     c->lock_passed = waiters;
 }
 
+/* Threads of ranks on the cores of this one; with a progress thread each rank has two that want one. */
+static int32_t ddl__core_threads(const ddl_context *c) { return (c->has_thread ? 2 : 1) * c->core_ranks; }
+
+static bool ddl__is_crowded(const ddl_context *c) { return ddl__core_threads(c) > c->cores; }
+
 /* Somebody who computes had the core: the next yields may cost a time slice each, and a sleeper is woken at once. So a
  * wait sleeps soon after a long yield. After three, with few short ones between, the next 8 sleeps come without any,
  * after the next long one 16, and so on. One or two come of ranks that write their tensors before they meet. */
 static void ddl__yielded(ddl_context *c, uint64_t ns) {
-    int32_t ranks = DDL__MAX(c->core_ranks / DDL__MAX(c->cores, 1), 2); /* of this core, who take turns */
-    c->yielded_long = ns > DDL__LONG_YIELD_NS * (uint64_t)ranks;
+    int32_t cores = DDL__MAX(c->cores, 1), turns = (ddl__core_threads(c) + cores - 1) / cores; /* on one core */
+    c->yielded_long = ns > DDL__LONG_YIELD_NS * (uint64_t)DDL__MAX(turns, 2);
     if (c->yielded_long) {
         c->short_yields = 0;
         c->long_yields += c->long_yields < DDL__LONG_YIELDS_MOST;
@@ -17307,10 +17312,11 @@ static void ddl__yield(ddl_context *c, bool unlocked) {
         ddl__unlock(c);
     }
     sched_yield();
+    uint64_t after = ddl__about_ns(c);
     if (unlocked) {
         ddl__lock_last(c);
     }
-    ddl__yielded(c, ddl__about_ns(c) - before);
+    ddl__yielded(c, after - before);
 }
 
 static bool ddl__lock_is_wanted(const ddl_context *c) {
@@ -17322,11 +17328,6 @@ static void ddl__give_way(ddl_context *c) {
     bool wanted = ddl__lock_is_wanted(c);
     c->lock_passed = wanted ? c->lock_passed : 0;
     ddl__yield(c, wanted);
-}
-
-/* Whether the threads of ranks share the cores of this one; with a progress thread each rank has two that want one. */
-static bool ddl__is_crowded(const ddl_context *c) {
-    return (c->has_thread ? 2 : 1) * c->core_ranks > c->cores;
 }
 
 /* Not the poller: sleeps until something changed. */
@@ -19188,7 +19189,8 @@ typedef struct ddl__toward {
     uint32_t wanted;        /* the peer asked to be told when we start this collective, */
     bool wants;             /* which we have not done */
     uint32_t gone_on;       /* the agreement to which it (or this rank itself) went on after a death; 0: to none */
-    uint32_t p2p_out;    /* eager message bytes that the peer has not said it took */
+    uint32_t p2p_out;    /* eager message bytes that the peer has not said it took; */
+    uint32_t p2p_large;  /* those of one that is too large for the window, and stands beside it; 0: none */
     uint32_t p2p_in;     /* taken since we last said so */
     struct ddl__step_state *held_first, *held_last; /* sends that wait for the peer to catch up: see engine */
 } ddl__toward;
@@ -20816,8 +20818,24 @@ static uint64_t ddl__pulled_bytes(const ddl_group *g) {
 }
 
 static bool ddl__fits_window(const ddl_group *g, int32_t peer, uint64_t bytes) {
-    return bytes <= DDL__P2P_EAGER_BYTES ? g->flows[peer].p2p_out + bytes + DDL__FRAME_BYTES <= DDL__WINDOW_BYTES
+    const ddl__toward *flow = &g->flows[peer];
+    uint64_t most = DDL__WINDOW_BYTES + flow->p2p_large;
+    return bytes <= DDL__P2P_EAGER_BYTES ? flow->p2p_out + bytes + DDL__FRAME_BYTES <= most
                                          : bytes <= ddl__pulled_bytes(g) && ddl__goes_pulled(g, peer);
+}
+
+/* So many bytes go eagerly. */
+static void ddl__flow_goes(ddl__toward *flow, uint64_t bytes) {
+    flow->p2p_out += (uint32_t)bytes + DDL__FRAME_BYTES;
+    if (bytes > DDL__P2P_EAGER_BYTES) {
+        flow->p2p_large = (uint32_t)bytes + DDL__FRAME_BYTES;
+    }
+}
+
+/* So many, with their frames, were taken, or did not go. The large one was taken when less than it is out. */
+static void ddl__flow_came(ddl__toward *flow, uint32_t bytes) {
+    flow->p2p_out -= DDL__MIN(bytes, flow->p2p_out);
+    flow->p2p_large = flow->p2p_out < flow->p2p_large ? 0 : flow->p2p_large;
 }
 
 /* May so many bytes go to a peer before it asks for them? A rank that only sends, and meets the others natively, has
@@ -20843,7 +20861,7 @@ static void ddl__send_failed(ddl_request *r, ddl_status status) {
  * to ride along is still owed. */
 static void ddl__send_refused(ddl_request *r, const ddl__frame *f, ddl_status status) {
     ddl__toward *flow = &r->group->flows[r->peer];
-    flow->p2p_out -= DDL__MIN((uint32_t)r->bytes + DDL__FRAME_BYTES, flow->p2p_out);
+    ddl__flow_came(flow, (uint32_t)r->bytes + DDL__FRAME_BYTES);
     flow->p2p_in += (uint32_t)(f->sequence >> 32);
     ddl__send_failed(r, status);
 }
@@ -20987,7 +21005,7 @@ static void ddl__send_start(ddl_context *c, ddl_request *r) {
         ddl__offer_send(c, r);
         return;
     }
-    r->group->flows[r->peer].p2p_out += (uint32_t)r->bytes + DDL__FRAME_BYTES;
+    ddl__flow_goes(&r->group->flows[r->peer], r->bytes);
     r->out.done = ddl__send_done;
     r->matched = true; /* nothing more is asked of the receiver */
     ddl__frame f = ddl__p2p_frame(r, DDL__FRAME_P2P);
@@ -21305,7 +21323,7 @@ static bool ddl__credit(ddl_group *g, int32_t peer, uint32_t taken) {
     if (taken > flow->p2p_out) {
         return false;
     }
-    flow->p2p_out -= taken;
+    ddl__flow_came(flow, taken);
     return true;
 }
 
@@ -21734,7 +21752,7 @@ static bool ddl__send_in_place(ddl_group *g, const ddl_tensor *t, int32_t peer, 
         memcpy(payload, t->data, bytes);
     }
     e->table->publish(e->self, world, bytes);
-    g->flows[peer].p2p_out += (uint32_t)bytes + DDL__FRAME_BYTES;
+    ddl__flow_goes(&g->flows[peer], bytes);
     ddl__link_used(c, world);
     ddl__count_sent(c, world, bytes);
     c->stats.ops_started++;
@@ -21760,7 +21778,7 @@ static bool ddl__send_quick(ddl_group *g, const ddl_tensor *t, int32_t peer, int
     if (ddl__request_take(c, &r) < 0) {
         return false;
     }
-    g->flows[peer].p2p_out += (uint32_t)bytes + DDL__FRAME_BYTES;
+    ddl__flow_goes(&g->flows[peer], bytes);
     ddl__frame f = ddl__envelope(g, DDL__FRAME_P2P, peer, tag, t->dtype, bytes);
     f.bytes = (uint32_t)bytes;
     r->out.done = ddl__send_done;

@@ -9,7 +9,7 @@ import sys
 import time
 import types
 
-from harness import ROOT, WARNINGS, check, good, main, scratch, skip, test
+from harness import BUILD, ROOT, WARNINGS, check, good, main, scratch, skip, test
 
 # A library of two ranks and one operation: broadcast through a mapped file. FAKE=short leaves out the last element,
 # FAKE=stale delivers what the first round delivered.
@@ -310,6 +310,32 @@ def gradients_are_those_of_the_papers():
             check((len(rows), sum(int(r[1]) for r in rows)) == (tensors, elements), f"{model}: {len(rows)} tensors")
             counted = sum(float(r[2]) for r in rows)
             check(macs < counted < 1.05 * macs, f"{model} takes {counted:.4g} multiply-adds")
+
+
+@test
+def builds_are_measured_in_turn():
+    if not (BUILD / "libddl-shm.so").exists():
+        skip("libddl-shm.so is not built (make plugins)")
+    with scratch() as folder:
+        (pathlib.Path(folder) / "libddl-shm.so").symlink_to(BUILD / "libddl-shm.so")
+        words = f"--op ping_pong --sizes 0,64 --seconds 2 --distances 42,105 ddl ddl@{folder}"
+        rows = re.findall(r"^\| (0 B|64 B) \| (\S.*?) \| (.*) \| (.*) \|$", good(ROOT / "bench/in_turn", words, timeout=120), re.M)
+        check({r[0] for r in rows} == {"0 B", "64 B"}, f"rows {rows}")
+        check({r[1] for r in rows} <= {"not told", "< 42 ns", "< 105 ns", ">= 105 ns"}, f"distances of {rows}")
+        runs = [[int(n) for n in re.findall(r"(\d+)\)", " ".join(r[k] for r in rows))] for k in (2, 3)]
+        check(sum(runs[0]) == sum(runs[1]) > 0, f"{runs}: each variant has its turn as often as the other")
+        for cell in (c for r in rows for c in r[2:] if c != "-"):
+            check(0 < float(cell.split()[0]) < 1e7, f"{cell} is no time")
+        (pathlib.Path(folder) / "ddl.h").write_text("#error of this folder\n")
+        for wrong, said in ((f"ddl@{folder}/none", "has plugins of it"), ("dld", "no library for this transport"),
+                            (f"ddl@{folder}", "of this folder"), ("limit --op ping_pong", "limit has no ping_pong")):
+            done = subprocess.run([ROOT / "bench/in_turn", *wrong.split()], capture_output=True, text=True, timeout=120)
+            check(done.returncode == 2 and said in done.stderr, f"{wrong}: {done.returncode}, {done.stderr}")
+        (pathlib.Path(folder) / "ddl.h").unlink()
+        (pathlib.Path(folder) / "libddl-shm.so").unlink()
+        (pathlib.Path(folder) / "libddl-shm.so").write_text("no plugin")
+        done = subprocess.run([ROOT / "bench/in_turn", "--sizes", "8", f"ddl@{folder}"], capture_output=True, text=True, timeout=120)
+        check(done.returncode == 1 and "a run failed" in done.stderr and folder in done.stderr, f"{done.returncode}, {done.stderr}")
 
 
 @test

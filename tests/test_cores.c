@@ -130,13 +130,14 @@ static void yields(ddl_context *c, int n, uint64_t ns) {
     }
 }
 
-/* After a long yield, one more; after three of them, sleeps without any, twice as many after each; all is forgotten after
- * eight short ones in a row, and at once when one long yield comes alone. */
+/* After a long yield, one more; after three of them, sleeps without any, twice as many after each further one. Eight
+ * short ones in a row end it. */
 TEST(who_computes_is_not_yielded_to) {
-    enum { LONG = 2 * DDL__LONG_YIELD_NS, SHORT = 500 };
-    ddl_context c = {.core_ranks = 4, .cores = 2};
+    enum { LONG = 2 * DDL__LONG_YIELD_NS + 1, SHORT = 500 };
+    ddl_context c = {.core_ranks = 4, .cores = 2, .natives = &(struct ddl__op){0}};
     yields(&c, 1000, SHORT);
     CHECK_EQ(ddl__poll_limit(&c), DDL__POLLS_CROWDED);
+    CHECK_EQ(ddl__spin_limit(&c, -1), DDL__SPINS_CROWDED);
     yields(&c, 1, LONG);
     CHECK_EQ(ddl__poll_limit(&c), DDL__POLLS_YIELDED);
     CHECK_EQ(ddl__spin_limit(&c, -1), 1);
@@ -158,6 +159,21 @@ TEST(who_computes_is_not_yielded_to) {
     CHECK_EQ(ddl__poll_limit(&c), DDL__POLLS_CROWDED);
     yields(&c, 2, LONG);
     CHECK_EQ(c.sleeps_at_once, 0);
+}
+
+/* Ranks that take turns on a core are nobody who computes: a yield is as long as all their turns. */
+TEST(a_long_yield_is_longer_the_more_ranks_take_turns) {
+    static const struct {
+        int ranks, cores, turns;
+        bool thread;
+    } of[] = {{1, 1, 2, false}, {2, 2, 2, false}, {4, 2, 2, false}, {5, 2, 3, false}, {16, 2, 8, false}, {16, 2, 16, true}};
+    for (size_t i = 0; i < sizeof of / sizeof of[0]; i++) {
+        ddl_context c = {.core_ranks = of[i].ranks, .cores = of[i].cores, .has_thread = of[i].thread};
+        yields(&c, 1, (uint64_t)of[i].turns * DDL__LONG_YIELD_NS);
+        CHECK(!c.yielded_long);
+        yields(&c, 1, (uint64_t)of[i].turns * DDL__LONG_YIELD_NS + 1);
+        CHECK(c.yielded_long);
+    }
 }
 
 /* The first two cores that this thread may use; false when there is one only. */

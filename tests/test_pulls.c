@@ -14,6 +14,7 @@ typedef struct pull {
     uint8_t seen[2]; /* what was under way at one time: all values of ddl_request.lent, or'ed; 3 as 4 */
     bool pulls;
     _Atomic bool ended; /* the send that is given up */
+    _Atomic bool sent;  /* what goes beside a large one */
 } pull;
 
 static int32_t value(int rank, int32_t i) { return i * 31 + rank * 1000003 + i / 1000; }
@@ -109,12 +110,47 @@ static void unasked(ddl_context *c, int rank, bool pulls) {
     }
 }
 
+/* A large message that nobody has asked for takes none of the window of small ones: they end before it is received. */
+static void beside(ddl_context *c, int rank, pull *w) {
+    enum { MANY = (1 << 20) / 4, SMALL = 1 << 10, TIMES = 6 }; /* fits the window, and what lies in a ring */
+    static int32_t large[2][MANY], small[2][SMALL / 4];
+    ddl_group *g = ddl_world(c);
+    if (rank == 0) {
+        ddl_request *r;
+        for (int32_t i = 0; i < MANY; i++) {
+            large[0][i] = value(0, i);
+        }
+        CHECK_EQ(ddl_isend(g, ddl_tensor_1d(large[0], DDL_I32, MANY), 1, 1, &r), DDL_OK);
+        for (int k = 0; k < TIMES; k++) {
+            CHECK_EQ(ddl_send(g, ddl_tensor_1d(small[0], DDL_I32, SMALL / 4), 1, 2), DDL_OK);
+        }
+        atomic_store(&w->sent, true);
+        CHECK_EQ(ddl_wait(&r, NULL), DDL_OK);
+    } else {
+        int32_t wrong = 0;
+        for (int i = 0; i < 20000 && !atomic_load(&w->sent); i++) {
+            usleep(1000);
+        }
+        CHECK(atomic_load(&w->sent));
+        for (int k = 0; k < TIMES; k++) {
+            CHECK_EQ(ddl_recv(g, ddl_tensor_1d(small[1], DDL_I32, SMALL / 4), 0, 2, NULL), DDL_OK);
+        }
+        CHECK_EQ(ddl_recv(g, ddl_tensor_1d(large[1], DDL_I32, MANY), 0, 1, NULL), DDL_OK);
+        for (int32_t i = 0; i < MANY; i++) {
+            wrong += large[1][i] != value(0, i);
+        }
+        CHECK_EQ(wrong, 0);
+    }
+    CHECK_EQ(ddl_barrier(g), DDL_OK);
+}
+
 static void rank_main(int rank, int n, void *arg) {
     pull *w = arg;
     ddl_context *c = coll_join(rank, n, &w->job);
     REQUIRE(c != NULL);
     both_ways(c, rank, w);
     unasked(c, rank, w->pulls);
+    beside(c, rank, w);
     if (w->pulls) { /* over TCP the kernel may have taken all */
         given_up(c, rank, w);
     }

@@ -177,7 +177,7 @@ TEST(a_core_is_not_given_away_in_vain) {
     fetch_on(3, 0, 0, 1);
     CHECK_EQ(play.yields, SHM_HELP_YIELDS);
     CHECK(play.reads < PIECES && play.reads >= PIECES / (int)SHM_HELP_ALONE);
-    fetch_on(3, 1000, SHM_YIELD_LONG_NS + 1, 2); /* somebody who computes has the core meanwhile */
+    fetch_on(3, 1000, 2 * SHM_YIELD_LONG_NS + 1, 2); /* somebody who computes has the core meanwhile */
     CHECK_EQ(play.yields, 1);
     fetch_on(3, 0, SHM_YIELD_PAUSE_NS + 1, 1); /* the pause begins when the core is back */
     CHECK_EQ(play.yields, 1);
@@ -262,35 +262,80 @@ TEST(where_ranks_share_cores_a_window_is_staged_ahead) {
     CHECK(play.reads > (int)SHM_HELP_ALONE);
 }
 
-/* The window of a sender that offers one message after the other is always the first one's: the next is not staged when
- * it is offered, but as soon as the one before has been read, and before the receiver has begun. */
+static letter offered[3];
+
+/* As a sender of a long message does: the next part is offered in the word that one before has been read. */
+static void offers_the_next(const ddl_host *host, ddl_message *message, ddl_status status) {
+    mini_sent(host, message, status);
+    if (message == &offered[0].message) {
+        CHECK_EQ(post(play.sender, 1, &offered[2], BYTES), DDL_IN_PROGRESS);
+    }
+}
+
+static void take_one(endpoint *e, uint64_t n) {
+    while (e[1].arrived[0] < n) { /* one record a look */
+        CHECK(e[1].transport->progress(e[1].self, 0) >= 0);
+    }
+    CHECK_EQ(e[1].arrived[0], n);
+}
+
+/* The window is not for what was offered last, while something before it is not yet read. */
 TEST(the_window_is_for_the_first_that_is_not_yet_read) {
     static endpoint e[2];
-    letter l[3];
     begin(e, 2, 0);
+    e[0].host.sent = offers_the_next;
     shm *t = e[0].self;
     t->crowded = true;
-    for (int i = 0; i < 3; i++) {
-        CHECK_EQ(post(&e[0], 1, &l[i], BYTES), DDL_IN_PROGRESS);
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(post(&e[0], 1, &offered[i], BYTES), DDL_IN_PROGRESS);
     }
-    for (int i = 0; i < 3; i++) {
-        for (int k = 0; k < 2 * (int)SHM_HELP_PIECES; k++) {
-            CHECK(t->messages->helper.whom == &record_of(&l[i])->help || k == 0);
-            CHECK(e[0].transport->progress(e[0].self, -1) >= 0);
-        }
-        CHECK_EQ(t->messages->helper.next, SHM_HELP_PIECES);
-        CHECK(i == 2 || record_of(&l[i + 1])->help.window == 0);
-        play.reads = 0;
-        while (e[1].arrived[0] < (uint64_t)i + 1) { /* a turn is two messages long: the last two come in one */
-            CHECK(e[1].transport->progress(e[1].self, 0) >= 0);
-        }
-        CHECK(play.reads > 0);
+    CHECK(t->messages->helper.whom == &record_of(&offered[0])->help);
+    take_one(e, 1);
+    for (int k = 0; k < 2 * (int)SHM_HELP_PIECES; k++) {
+        CHECK(e[0].transport->progress(e[0].self, -1) >= 0);
+        CHECK(offered[0].returned && t->messages->helper.whom == &record_of(&offered[1])->help);
+        CHECK_EQ(record_of(&offered[2])->help.window, 0);
     }
-    DRIVE(e, 2, l[2].returned) {}
+    CHECK_EQ(t->messages->helper.next, SHM_HELP_PIECES); /* before the receiver has begun */
+    take_one(e, 2);
+    for (int k = 0; k < 2 * (int)SHM_HELP_PIECES; k++) {
+        CHECK(e[0].transport->progress(e[0].self, -1) >= 0);
+    }
+    CHECK(t->messages->helper.whom == &record_of(&offered[2])->help);
+    DRIVE(e, 2, offered[2].returned) {}
     for (int i = 0; i < 3; i++) {
-        letter_free(&l[i]);
+        letter_free(&offered[i]);
     }
     end(e, 2);
+}
+
+/* What its receiver maps needs no window: the next is staged when it is offered. What has been read has the window until
+ * the sender sees that. */
+TEST(what_needs_no_window_leaves_it_to_the_next) {
+    for (int has_read = 0; has_read < 2; has_read++) {
+        static endpoint e[2];
+        letter first, next;
+        void *memory = NULL;
+        begin(e, 2, 0);
+        ((shm *)e[0].self)->crowded = true;
+        if (!has_read) {
+            CHECK_EQ(e[0].transport->memory_alloc(e[0].self, BYTES, &memory), DDL_OK);
+        }
+        CHECK_EQ(post_in(&e[0], 1, &first, BYTES, memory), DDL_IN_PROGRESS);
+        if (has_read) {
+            take_one(e, 1); /* which the sender has not seen */
+        }
+        CHECK_EQ(post(&e[0], 1, &next, BYTES), DDL_IN_PROGRESS);
+        CHECK_EQ(first.returned, 0);
+        CHECK_EQ(record_of(&next)->help.window != 0, !has_read);
+        DRIVE(e, 2, next.returned) {}
+        letter_free(&first);
+        letter_free(&next);
+        if (memory != NULL) {
+            e[0].transport->memory_free(e[0].self, memory);
+        }
+        end(e, 2);
+    }
 }
 
 /* The receiver has read nothing, or is in the middle of what is not staged. The window is the next message's then. */

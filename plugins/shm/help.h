@@ -23,7 +23,7 @@
 #define SHM_HELP_ALONE 4u          /* who got so many pieces without help takes as many at once */
 #define SHM_HELP_YIELDS 2u         /* in a row that brought nothing: the sender does something else */
 #define SHM_HELP_RINGS 2u          /* the same of waking it */
-#define SHM_YIELD_LONG_NS 400000u  /* somebody who computes had the core */
+#define SHM_YIELD_LONG_NS 200000u  /* and more, for each rank that takes its turn on the core: somebody computes */
 #define SHM_YIELD_PAUSE_NS 100000000u /* before the next try then */
 
 /* Both sides' words about one message, in its record. Each word has one writer. */
@@ -157,7 +157,9 @@ static bool shm_help_give_way(const shm *t, shm_helper *own, const shm_help *h) 
     }
     sched_yield();
     uint64_t after = t->host->now_ns(t->host);
-    own->yields_ns = after - before > SHM_YIELD_LONG_NS ? after + SHM_YIELD_PAUSE_NS : 0;
+    uint32_t turns = (uint32_t)t->local_count / (t->address.cores > 0 ? t->address.cores : 1);
+    bool taken = after - before > (uint64_t)SHM_YIELD_LONG_NS * (turns > 2 ? turns : 2);
+    own->yields_ns = taken ? after + SHM_YIELD_PAUSE_NS : 0;
     return true;
 }
 

@@ -262,7 +262,8 @@ static int shm_push_fetch(shm *t, shm_link *l, ddl_message *m, uint64_t at, bool
     m->priv[SHM_NOTE_RECORD] = (uint64_t)(uintptr_t)to;
     shm_want(l, true);
     m->priv[SHM_NOTE_END] = shm_ring_publish(&l->out, SHM_FETCH, sizeof *to);
-    bool first = l->fetched.first == NULL || !shm_is_read(l->fetched.first);
+    const ddl_message *before = l->fetched.first;
+    bool first = before == NULL || before->priv[SHM_NOTE_END] <= shm_ring_done(&l->out) || !shm_is_read(before);
     if (!lent && t->crowded && first) { /* else the window is for the one before */
         shm_help_ahead(t, &t->messages->helper, &to->help, m->payload, m->payload_bytes);
     }

@@ -25,7 +25,8 @@ typedef struct ddl__toward {
     uint32_t wanted;        /* the peer asked to be told when we start this collective, */
     bool wants;             /* which we have not done */
     uint32_t gone_on;       /* the agreement to which it (or this rank itself) went on after a death; 0: to none */
-    uint32_t p2p_out;    /* eager message bytes that the peer has not said it took */
+    uint32_t p2p_out;    /* eager message bytes that the peer has not said it took; */
+    uint32_t p2p_large;  /* those of one that is too large for the window, and stands beside it; 0: none */
     uint32_t p2p_in;     /* taken since we last said so */
     struct ddl__step_state *held_first, *held_last; /* sends that wait for the peer to catch up: see engine */
 } ddl__toward;

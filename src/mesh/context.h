@@ -186,7 +186,7 @@ struct ddl_context {
     atomic_int lock_spins;   /* relaxed: looks at the lock before the kernel is asked; 0: threads share cores */
     int lock_passed;         /* the poller's: so many waiters did not take the lock when they could; 0: none */
     int32_t cond_waiters;
-    bool yielded_long; /* the last yield took long; of each kind there were so many in a row: see ddl__yielded */
+    bool yielded_long; /* the last yield took long; of each kind there were so many of late: see ddl__yielded */
     int32_t long_yields, short_yields;
     int32_t sleeps_at_once; /* so many to come have no yield before them */
     bool polling, aborted, joined;

@@ -13,8 +13,8 @@ enum {
     DDL__POLLS_ALONE = 4000,   /* empty polls before sleeping when ranks <= cores: a few milliseconds */
     DDL__POLLS_CROWDED = 40,   /* the same when ranks share cores: each poll gives the core away first */
     DDL__POLLS_YIELDED = 2,    /* the same after a yield that took long: one more yield */
-    DDL__LONG_YIELD_NS = 200000, /* for each rank of this core */
-    DDL__LONG_YIELDS = 3, /* in a row: see ddl__yielded */
+    DDL__LONG_YIELD_NS = 200000, /* for each thread that takes its turn on this core */
+    DDL__LONG_YIELDS = 3, /* with few short ones between: see ddl__yielded */
     DDL__LONG_YIELDS_MOST = 9,
     DDL__SHORT_YIELDS = 8, /* in a row end it */
     DDL__POLLS_AFTER_SLEEP = 8,
@@ -195,12 +195,17 @@ static void ddl__lock_last(ddl_context *c) {
     c->lock_passed = waiters;
 }
 
+/* Threads of ranks on the cores of this one; with a progress thread each rank has two that want one. */
+static int32_t ddl__core_threads(const ddl_context *c) { return (c->has_thread ? 2 : 1) * c->core_ranks; }
+
+static bool ddl__is_crowded(const ddl_context *c) { return ddl__core_threads(c) > c->cores; }
+
 /* Somebody who computes had the core: the next yields may cost a time slice each, and a sleeper is woken at once. So a
  * wait sleeps soon after a long yield. After three, with few short ones between, the next 8 sleeps come without any,
  * after the next long one 16, and so on. One or two come of ranks that write their tensors before they meet. */
 static void ddl__yielded(ddl_context *c, uint64_t ns) {
-    int32_t ranks = DDL__MAX(c->core_ranks / DDL__MAX(c->cores, 1), 2); /* of this core, who take turns */
-    c->yielded_long = ns > DDL__LONG_YIELD_NS * (uint64_t)ranks;
+    int32_t cores = DDL__MAX(c->cores, 1), turns = (ddl__core_threads(c) + cores - 1) / cores; /* on one core */
+    c->yielded_long = ns > DDL__LONG_YIELD_NS * (uint64_t)DDL__MAX(turns, 2);
     if (c->yielded_long) {
         c->short_yields = 0;
         c->long_yields += c->long_yields < DDL__LONG_YIELDS_MOST;
@@ -219,10 +224,11 @@ static void ddl__yield(ddl_context *c, bool unlocked) {
         ddl__unlock(c);
     }
     sched_yield();
+    uint64_t after = ddl__about_ns(c);
     if (unlocked) {
         ddl__lock_last(c);
     }
-    ddl__yielded(c, ddl__about_ns(c) - before);
+    ddl__yielded(c, after - before);
 }
 
 static bool ddl__lock_is_wanted(const ddl_context *c) {
@@ -234,11 +240,6 @@ static void ddl__give_way(ddl_context *c) {
     bool wanted = ddl__lock_is_wanted(c);
     c->lock_passed = wanted ? c->lock_passed : 0;
     ddl__yield(c, wanted);
-}
-
-/* Whether the threads of ranks share the cores of this one; with a progress thread each rank has two that want one. */
-static bool ddl__is_crowded(const ddl_context *c) {
-    return (c->has_thread ? 2 : 1) * c->core_ranks > c->cores;
 }
 
 /* Not the poller: sleeps until something changed. */

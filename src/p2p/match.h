@@ -66,8 +66,24 @@ static uint64_t ddl__pulled_bytes(const ddl_group *g) {
 }
 
 static bool ddl__fits_window(const ddl_group *g, int32_t peer, uint64_t bytes) {
-    return bytes <= DDL__P2P_EAGER_BYTES ? g->flows[peer].p2p_out + bytes + DDL__FRAME_BYTES <= DDL__WINDOW_BYTES
+    const ddl__toward *flow = &g->flows[peer];
+    uint64_t most = DDL__WINDOW_BYTES + flow->p2p_large;
+    return bytes <= DDL__P2P_EAGER_BYTES ? flow->p2p_out + bytes + DDL__FRAME_BYTES <= most
                                          : bytes <= ddl__pulled_bytes(g) && ddl__goes_pulled(g, peer);
+}
+
+/* So many bytes go eagerly. */
+static void ddl__flow_goes(ddl__toward *flow, uint64_t bytes) {
+    flow->p2p_out += (uint32_t)bytes + DDL__FRAME_BYTES;
+    if (bytes > DDL__P2P_EAGER_BYTES) {
+        flow->p2p_large = (uint32_t)bytes + DDL__FRAME_BYTES;
+    }
+}
+
+/* So many, with their frames, were taken, or did not go. The large one was taken when less than it is out. */
+static void ddl__flow_came(ddl__toward *flow, uint32_t bytes) {
+    flow->p2p_out -= DDL__MIN(bytes, flow->p2p_out);
+    flow->p2p_large = flow->p2p_out < flow->p2p_large ? 0 : flow->p2p_large;
 }
 
 /* May so many bytes go to a peer before it asks for them? A rank that only sends, and meets the others natively, has
@@ -93,7 +109,7 @@ static void ddl__send_failed(ddl_request *r, ddl_status status) {
  * to ride along is still owed. */
 static void ddl__send_refused(ddl_request *r, const ddl__frame *f, ddl_status status) {
     ddl__toward *flow = &r->group->flows[r->peer];
-    flow->p2p_out -= DDL__MIN((uint32_t)r->bytes + DDL__FRAME_BYTES, flow->p2p_out);
+    ddl__flow_came(flow, (uint32_t)r->bytes + DDL__FRAME_BYTES);
     flow->p2p_in += (uint32_t)(f->sequence >> 32);
     ddl__send_failed(r, status);
 }
@@ -237,7 +253,7 @@ static void ddl__send_start(ddl_context *c, ddl_request *r) {
         ddl__offer_send(c, r);
         return;
     }
-    r->group->flows[r->peer].p2p_out += (uint32_t)r->bytes + DDL__FRAME_BYTES;
+    ddl__flow_goes(&r->group->flows[r->peer], r->bytes);
     r->out.done = ddl__send_done;
     r->matched = true; /* nothing more is asked of the receiver */
     ddl__frame f = ddl__p2p_frame(r, DDL__FRAME_P2P);
@@ -555,7 +571,7 @@ static bool ddl__credit(ddl_group *g, int32_t peer, uint32_t taken) {
     if (taken > flow->p2p_out) {
         return false;
     }
-    flow->p2p_out -= taken;
+    ddl__flow_came(flow, taken);
     return true;
 }
 

@@ -46,7 +46,7 @@ static bool ddl__send_in_place(ddl_group *g, const ddl_tensor *t, int32_t peer, 
         memcpy(payload, t->data, bytes);
     }
     e->table->publish(e->self, world, bytes);
-    g->flows[peer].p2p_out += (uint32_t)bytes + DDL__FRAME_BYTES;
+    ddl__flow_goes(&g->flows[peer], bytes);
     ddl__link_used(c, world);
     ddl__count_sent(c, world, bytes);
     c->stats.ops_started++;
@@ -72,7 +72,7 @@ static bool ddl__send_quick(ddl_group *g, const ddl_tensor *t, int32_t peer, int
     if (ddl__request_take(c, &r) < 0) {
         return false;
     }
-    g->flows[peer].p2p_out += (uint32_t)bytes + DDL__FRAME_BYTES;
+    ddl__flow_goes(&g->flows[peer], bytes);
     ddl__frame f = ddl__envelope(g, DDL__FRAME_P2P, peer, tag, t->dtype, bytes);
     f.bytes = (uint32_t)bytes;
     r->out.done = ddl__send_done;
