@@ -106,11 +106,13 @@ static inline void apart_dies(ddl_context *c, int rank, ddl_kind kind, const cha
     ddl_tensor t = {0};
     ddl_request *r = NULL;
     ddl_status status = DDL_OK;
+    bool began = false;
     REQUIRE(c != NULL);
     CHECK_EQ(ddl_tensor_alloc_on(c, 1, DDL_U8, 1, &count, &t), DDL_OK);
     for (int i = 0; status == DDL_OK && i < 1000; i++) {
         status = kind == DDL_BROADCAST ? ddl_ibroadcast(ddl_world(c), t, 0, &r)
                                        : ddl_iall_reduce(ddl_world(c), t, t, DDL_MAX, &r);
+        began = status == DDL_OK;
         if (rank == 1 && i == 2) {
             raise(SIGKILL);
         }
@@ -118,7 +120,9 @@ static inline void apart_dies(ddl_context *c, int rank, ddl_kind kind, const cha
     }
     CHECK_EQ(status, DDL_ERR_PEER);
     CHECK_STR(ddl_error(c), "rank 1");
-    CHECK_STR(ddl_error(c), algorithm);
+    if (began) { /* one that knew before has chosen none */
+        CHECK_STR(ddl_error(c), algorithm);
+    }
     CHECK_EQ(ddl_tensor_free(c, &t), DDL_OK);
     coll_leave(c);
 }
