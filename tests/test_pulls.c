@@ -163,32 +163,34 @@ static void run(pull *w, const char *transports) {
     ranks_threads(2, rank_main, w);
 }
 
-/* Whether build/ has the plugin; it is looked for there then. */
-static bool is_built(const char *plugin) {
+/* false: build/ has no such plugin. */
+static bool two_parts(const char *plugin, const char *transports) {
+    static pull w;
     char folder[512] = "", path[600];
     CHECK(getcwd(folder, sizeof folder - 16) != NULL);
     strcat(folder, "/build");
     snprintf(path, sizeof path, "%s/%s", folder, plugin);
+    if (access(path, R_OK) != 0) {
+        return false;
+    }
     setenv("DDL_PLUGIN_PATH", folder, 1);
-    return access(path, R_OK) == 0;
+    memset(&w, 0, sizeof w);
+    w.pulls = true;
+    run(&w, transports);
+    CHECK((w.seen[0] & 4) != 0 && (w.seen[1] & 4) != 0);
+    return true;
 }
 
 TEST(two_parts_are_under_way_over_libfabric) {
-    static pull w = {.pulls = true};
-    if (!is_built("libddl-fabric.so")) {
+    if (!two_parts("libddl-fabric.so", "fabric:tcp")) {
         SKIP("libddl-fabric.so is not built; make plugins builds it where libfabric-dev is installed");
     }
-    run(&w, "fabric:tcp");
-    CHECK((w.seen[0] & 4) != 0 && (w.seen[1] & 4) != 0);
 }
 
 TEST(two_parts_are_under_way_over_shared_memory) {
-    static pull w = {.pulls = true};
-    if (!is_built("libddl-shm.so")) {
+    if (!two_parts("libddl-shm.so", "shm")) {
         SKIP("libddl-shm.so is not built (make plugins)");
     }
-    run(&w, "shm");
-    CHECK((w.seen[0] & 4) != 0 && (w.seen[1] & 4) != 0);
 }
 
 TEST(one_part_is_under_way_over_tcp) {
