@@ -406,9 +406,9 @@ TEST(two_that_share_a_core_crowd_all) {
 }
 
 /* Where ranks share cores: in rounds as large as the ring allows, and what is small without a second exchange. */
-static void of_ranks_that_share_cores(size_t most) {
+static void of_ranks_that_share_cores(size_t most, int rounds) {
     for (int n = 2; n <= 4; n++) {
-        sweep s = {.most = most, .queued = 2, .rounds = 60};
+        sweep s = {.most = most, .queued = 2, .rounds = rounds};
         native_world w = {.fn = sweep_rank, .arg = &s, .cores = 1};
         native_world_make(&w, n);
         CHECK(w.endpoint[n - 1]->crowded);
@@ -417,8 +417,38 @@ static void of_ranks_that_share_cores(size_t most) {
     }
 }
 
-TEST(large_ones_of_ranks_that_share_cores) { of_ranks_that_share_cores(4 << 20); }
-TEST(medium_ones_of_ranks_that_share_cores) { of_ranks_that_share_cores(200 << 10); }
+TEST(large_ones_of_ranks_that_share_cores) { of_ranks_that_share_cores(4 << 20, 60); }
+TEST(medium_ones_of_ranks_that_share_cores) { of_ranks_that_share_cores(200 << 10, 60); }
+TEST(some_that_leave_most_of_the_ring_untouched_and_some_that_do_not) { of_ranks_that_share_cores(2 << 20, 200); }
+
+/* Which those are: an all_to_all of ranks that share cores, of so much that the tensors alone fill the caches. */
+TEST(an_all_to_all_of_1_mib_keeps_to_the_start_of_its_ring) {
+    shm t = {.crowded = true};
+    shm_set set = {.t = &t, .count = 4, .ring_bytes = 480 << 10};
+    shm_op op = {.given = 1 << 20, .call = {.kind = DDL_ALL_TO_ALL, .element_bytes = 4, .bytes = 256 << 10}};
+    CHECK_EQ(shm_lap(&set, &op), SHM_TIGHT_LAP);
+    CHECK(shm_staged_lay_out(&set, &op));
+    CHECK_EQ(op.stride, SHM_TIGHT_LAP / 2);
+    CHECK_EQ(op.end, 7 * set.ring_bytes + SHM_TIGHT_LAP); /* 16 rounds, two of them in each turn of the ring */
+    op.given /= 2;
+    CHECK_EQ(shm_lap(&set, &op), set.ring_bytes);
+    op.given = 4 << 20;
+    CHECK_EQ(shm_lap(&set, &op), set.ring_bytes);
+    op.given = 1 << 20;
+    op.call.kind = DDL_REDUCE_SCATTER;
+    CHECK_EQ(shm_lap(&set, &op), set.ring_bytes);
+    op.call.kind = DDL_ALL_TO_ALL;
+    set.ring_bytes = SHM_TIGHT_LAP;
+    CHECK_EQ(shm_lap(&set, &op), set.ring_bytes);
+    set.ring_bytes = 480 << 10;
+    set.count = 32; /* no place for 4 KiB of each */
+    op.given = 256 << 10;
+    CHECK_EQ(shm_lap(&set, &op), set.ring_bytes);
+    set.count = 4;
+    op.given = 1 << 20;
+    t.crowded = false;
+    CHECK_EQ(shm_lap(&set, &op), set.ring_bytes);
+}
 
 /* ---- blocks of every size ---- */
 

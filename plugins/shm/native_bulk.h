@@ -23,12 +23,15 @@
 #define SHM_AHEAD 2 /* rounds that a rank posts before it takes */
 #define SHM_WHOLE_CROWDED (2u << 20) /* of all_reduce: see shm_splits */
 #define SHM_WHOLE_RANKS 8            /* of reduce */
+#define SHM_TIGHT_LEAST (4u << 20) /* of an all_to_all, what all give together, and when it is too much for that: */
+#define SHM_TIGHT_MOST (16u << 20)
+#define SHM_TIGHT_LAP (128u << 10) /* see shm_lap */
 
-/* A round lies in one piece. It is no longer than half the ring: what is skipped at the end of the ring is never taken
- * by anybody, so a longer one might wait for that for ever. */
-static inline uint64_t shm_ring_place(const shm_set *set, uint64_t position, uint64_t stride) {
+/* A round lies in one piece, in the first `lap` bytes of the ring. It is no longer than half of them: what is skipped
+ * behind is never taken by anybody, so a longer one might wait for that for ever. */
+static inline uint64_t shm_ring_place(const shm_set *set, uint64_t lap, uint64_t position, uint64_t stride) {
     uint64_t used = position % set->ring_bytes;
-    return used + stride > set->ring_bytes ? position - used + set->ring_bytes : position;
+    return used + stride > lap ? position - used + set->ring_bytes : position;
 }
 
 static inline uint64_t shm_ring_at(const shm_set *set, uint64_t position) {
@@ -51,7 +54,7 @@ static inline void shm_walk_on(const shm_set *set, const shm_op *op, shm_walk *w
     walk->at += span - walk->at < op->chunk ? span - walk->at : op->chunk;
     walk->position += op->stride;
     if (walk->at < span) {
-        walk->position = shm_ring_place(set, walk->position, op->stride);
+        walk->position = shm_ring_place(set, op->lap, walk->position, op->stride);
     }
 }
 
@@ -67,9 +70,10 @@ static uint64_t shm_unit(const shm_op *op, uint64_t most) {
 
 static uint64_t shm_round_to(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-/* Lays the rounds out. `parts` chunks of one round stand side by side in the ring. False: no element fits. */
+/* Lays the rounds out in the first `lap` bytes of the ring. `parts` chunks of one round stand side by side there. False: no
+ * element fits. */
 static bool shm_lay_out(shm_set *set, shm_op *op, uint64_t span, uint64_t parts, uint64_t aim) {
-    uint64_t room = set->ring_bytes / 2 / parts / SHM_PAIR * SHM_PAIR;
+    uint64_t room = op->lap / 2 / parts / SHM_PAIR * SHM_PAIR;
     uint64_t most = aim < room ? aim : room, unit = shm_unit(op, most);
     if (unit > most) {
         return false;
@@ -77,7 +81,7 @@ static bool shm_lay_out(shm_set *set, shm_op *op, uint64_t span, uint64_t parts,
     op->chunk = most / unit * unit;
     op->chunk = op->chunk < span ? op->chunk : span;
     op->stride = shm_round_to(op->chunk * parts, SHM_PAIR);
-    shm_walk walk = {0, shm_ring_place(set, set->position, op->stride)};
+    shm_walk walk = {0, shm_ring_place(set, op->lap, set->position, op->stride)};
     op->post = op->reduce = op->take = walk;
     while (walk.at < span) {
         shm_walk_on(set, op, &walk, span);
@@ -111,6 +115,16 @@ static bool shm_is_far(const shm_set *set, const shm_op *op) {
     const shm_kind *k = shm_kind_of(op);
     return (k->takes == SHM_EACH && op->call.bytes * (uint64_t)set->count >= SHM_FAR_BYTES) ||
            (k->takes == SHM_FROM_THE_ROOT && op->call.bytes >= SHM_FAR_BYTES);
+}
+
+/* Bytes of the ring that an operation uses. An all_to_all moves each byte once only, from one place to another: where
+ * ranks share cores, and their tensors alone about fill the caches, it leaves the most of its ring untouched. */
+static uint64_t shm_lap(const shm_set *set, const shm_op *op) {
+    const shm_kind *k = shm_kind_of(op);
+    uint64_t ranks = (uint64_t)set->count, all = op->given * ranks;
+    bool tight = set->t->crowded && k->parts && k->takes == SHM_EACH && all >= SHM_TIGHT_LEAST && all < SHM_TIGHT_MOST;
+    bool fits = SHM_TIGHT_LAP < set->ring_bytes && SHM_TIGHT_LAP / 2 / ranks >= SHM_CHUNK_LEAST;
+    return tight && fits ? SHM_TIGHT_LAP : set->ring_bytes;
 }
 
 /* shm_get of a far result. */
@@ -299,7 +313,7 @@ static bool shm_splits(const shm_set *set, const shm_op *op) {
 static bool shm_split_lay_out(shm_set *set, shm_op *op) {
     uint64_t ranks = (uint64_t)set->count, aim = op->call.bytes / 4 / ranks;
     aim = aim < SHM_SPLIT_PART ? aim : SHM_SPLIT_PART;
-    uint64_t room = set->ring_bytes / 2 / ranks, unit = shm_unit(op, room);
+    uint64_t room = op->lap / 2 / ranks, unit = shm_unit(op, room);
     aim = shm_round_to(aim < 1024 ? 1024 : aim, unit);
     aim = aim < room ? aim : room / unit * unit;
     if (unit > room) {
@@ -308,7 +322,7 @@ static bool shm_split_lay_out(shm_set *set, shm_op *op) {
     op->part = unit;
     op->chunk = aim * ranks; /* may exceed the tensor: then there is one round, with smaller parts */
     op->stride = shm_round_to(op->chunk, SHM_PAIR);
-    shm_walk walk = {0, shm_ring_place(set, set->position, op->stride)};
+    shm_walk walk = {0, shm_ring_place(set, op->lap, set->position, op->stride)};
     op->post = op->reduce = op->take = walk;
     while (walk.at < op->call.bytes) {
         shm_walk_on(set, op, &walk, op->call.bytes);

@@ -75,6 +75,7 @@ typedef struct shm_op {
     bool ended;
     bool offered; /* others may write into out */
     /* larger operations: native_bulk.h, native_direct.h */
+    uint64_t lap;           /* bytes of the ring that it uses */
     uint64_t chunk, stride; /* bytes of a round: of the tensor (or of a part), and in the ring */
     uint64_t part;          /* of this rank, where each has one */
     uint64_t end;           /* position after the last round */
