@@ -325,7 +325,8 @@ def builds_are_measured_in_turn():
         runs = [[int(n) for n in re.findall(r"(\d+)\)", " ".join(r[k] for r in rows))] for k in (2, 3)]
         check(sum(runs[0]) == sum(runs[1]) > 0, f"{runs}: each variant has its turn as often as the other")
         for cell in (c for r in rows for c in r[2:] if c != "-"):
-            check(0 < float(cell.split()[0]) < 1e7, f"{cell} is no time")
+            told = re.fullmatch(r"([\d.]+) \((?:[\d.]+, )?([\d.]+) to ([\d.]+), \d+\)", cell)
+            check(told and 0 < float(told[2]) <= float(told[1]) <= float(told[3]) < 1e7, f"{cell} is no time and where half of the runs lie")
         (pathlib.Path(folder) / "ddl.h").write_text("#error of this folder\n")
         for wrong, said in ((f"ddl@{folder}/none", "has plugins of it"), ("dld", "no library for this transport"),
                             (f"ddl@{folder}", "of this folder"), ("limit --op ping_pong", "limit has no ping_pong")):
@@ -336,6 +337,10 @@ def builds_are_measured_in_turn():
         (pathlib.Path(folder) / "libddl-shm.so").write_text("no plugin")
         done = subprocess.run([ROOT / "bench/in_turn", "--sizes", "8", f"ddl@{folder}"], capture_output=True, text=True, timeout=120)
         check(done.returncode == 1 and "a run failed" in done.stderr and folder in done.stderr, f"{done.returncode}, {done.stderr}")
+        words = ["--sizes", "8", "--op", "barrier", *["ddl"] * 8, f"ddl@{folder}"]  # a good one is likely to be drawn first
+        done = subprocess.run([ROOT / "bench/in_turn", *words], capture_output=True, text=True, timeout=120)
+        kept = re.search(r"^\| 0 B \| all \|.* \d+\.\d+ \(", done.stdout, re.M)
+        check(done.returncode == 1 and kept, f"what was measured before a run failed is lost: {done.stdout} {done.stderr}")
 
 
 @test

@@ -516,8 +516,9 @@ static void flood(ddl_group *w, void *arg) {
     OK(ddl_stats_get(ddl_group_context(w), &during));
     if (me == 0) {
         const char *transports = getenv("DDL_TRANSPORTS"); /* see tests/test_transport_suites.py */
-        bool pulls = transports != NULL && strstr(transports, "fabric") != NULL;
-        uint64_t window = pulls ? MIB : 128 * KIB, landing = pulls ? MIB : 0;
+        bool pulls = transports != NULL && (strstr(transports, "fabric") != NULL || strstr(transports, "shm") != NULL);
+        bool large = bytes > 64 * KIB; /* those go eagerly only to who pulls, and beside the window of small ones */
+        uint64_t window = pulls && large ? MIB : 128 * KIB, landing = pulls && large ? MIB : 0;
         CHECK(during.unexpected_bytes <= (uint64_t)(n - 1) * window);
         CHECK(during.memory_bytes - before.memory_bytes < (uint64_t)(n - 1) * (MIB + landing + (uint64_t)count * KIB));
         unsigned char *in = poisoned(bytes);

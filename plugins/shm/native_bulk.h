@@ -20,12 +20,13 @@
 #define SHM_CHUNK_MOST (32u << 10)
 #define SHM_CHUNK_CROWDED (512u << 10)
 #define SHM_PARTS_MOST (128u << 10) /* of a round, all parts together; SHM_CHUNK_CROWDED where ranks share cores */
-#define SHM_AHEAD 2 /* rounds that a rank posts before it takes */
+#define SHM_AHEAD 2 /* rounds that a rank posts before it takes; fewer where the ring begins anew */
 #define SHM_WHOLE_CROWDED (2u << 20) /* of all_reduce: see shm_splits */
 #define SHM_WHOLE_RANKS 8            /* of reduce */
-#define SHM_TIGHT_LEAST (4u << 20) /* of an all_to_all, what all give together, and when it is too much for that: */
-#define SHM_TIGHT_MOST (16u << 20)
-#define SHM_TIGHT_LAP (128u << 10) /* see shm_lap */
+#define SHM_TIGHT_LEAST (4u << 20) /* of an all_to_all, what all give together; see shm_lap (EPYC, 32 MiB of L3) */
+#define SHM_TIGHT_MOST (16u << 20) /* from here on it is too much for that */
+#define SHM_TIGHT_LAP (128u << 10)
+#define SHM_TIGHT_PART (16u << 10) /* of one rank in a round: no less */
 
 /* A round lies in one piece, in the first `lap` bytes of the ring. It is no longer than half of them: what is skipped
  * behind is never taken by anybody, so a longer one might wait for that for ever. */
@@ -70,8 +71,8 @@ static uint64_t shm_unit(const shm_op *op, uint64_t most) {
 
 static uint64_t shm_round_to(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-/* Lays the rounds out in the first `lap` bytes of the ring. `parts` chunks of one round stand side by side there. False: no
- * element fits. */
+/* Lays the rounds out in the first `lap` bytes of the ring. `parts` chunks of one round stand side by side there.
+ * False: no element fits. */
 static bool shm_lay_out(shm_set *set, shm_op *op, uint64_t span, uint64_t parts, uint64_t aim) {
     uint64_t room = op->lap / 2 / parts / SHM_PAIR * SHM_PAIR;
     uint64_t most = aim < room ? aim : room, unit = shm_unit(op, most);
@@ -118,12 +119,12 @@ static bool shm_is_far(const shm_set *set, const shm_op *op) {
 }
 
 /* Bytes of the ring that an operation uses. An all_to_all moves each byte once only, from one place to another: where
- * ranks share cores, and their tensors alone about fill the caches, it leaves the most of its ring untouched. */
+ * ranks share cores, and their tensors alone about fill the caches, it leaves most of its ring untouched. */
 static uint64_t shm_lap(const shm_set *set, const shm_op *op) {
     const shm_kind *k = shm_kind_of(op);
     uint64_t ranks = (uint64_t)set->count, all = op->given * ranks;
     bool tight = set->t->crowded && k->parts && k->takes == SHM_EACH && all >= SHM_TIGHT_LEAST && all < SHM_TIGHT_MOST;
-    bool fits = SHM_TIGHT_LAP < set->ring_bytes && SHM_TIGHT_LAP / 2 / ranks >= SHM_CHUNK_LEAST;
+    bool fits = SHM_TIGHT_LAP < set->ring_bytes && SHM_TIGHT_LAP / 2 / ranks >= SHM_TIGHT_PART;
     return tight && fits ? SHM_TIGHT_LAP : set->ring_bytes;
 }
 
