@@ -89,6 +89,37 @@ TEST(ring_the_longest_record_fits_everywhere) {
     }
 }
 
+/* What may be fetched ahead is where the next record goes, and nothing that the reader, as last seen, still reads. */
+TEST(ring_ahead_is_where_the_next_record_goes) {
+    static _Alignas(64) uint8_t memory[RING];
+    shm_ring_end w, r;
+    uint64_t foretold = 0, unseen = 0, around = 0;
+    ring_pair(&w, &r, memory);
+    for (uint64_t n = 0; n < RECORDS; n++) {
+        uint64_t bytes = ring_size(n, shm_ring_record_max(&w)), seen = w.seen;
+        const uint8_t *ahead = shm_ring_ahead(&w, bytes), *to = shm_ring_reserve(&w, bytes);
+        if (ahead == NULL) {
+            CHECK(to == NULL || w.seen != seen); /* there was no room, or it was not known of */
+            unseen++;
+        } else {
+            CHECK(to == ahead + SHM_RING_WORD && w.seen == seen);
+            foretold++;
+            around += ahead == w.ring->records;
+        }
+        if (to != NULL) {
+            shm_ring_publish(&w, 1, bytes);
+        }
+        uint32_t kind = 0;
+        if (to == NULL || n % 5 == 0) { /* the reader lags behind */
+            while (shm_ring_peek(&r, &kind, &bytes) != NULL) {
+                shm_ring_next(&r, bytes);
+            }
+            shm_ring_tell(&r);
+        }
+    }
+    CHECK(foretold > RECORDS / 10 && unseen > RECORDS / 10 && around > RECORDS / 100 && !w.broken && !r.broken);
+}
+
 TEST(ring_a_record_that_makes_no_sense_breaks_it) {
     static _Alignas(64) uint8_t memory[RING];
     uint64_t bad[] = {1, 7, (uint64_t)1 << 32, (uint64_t)1 << 32 | 7, (uint64_t)1 << 32 | (RING - 64), UINT64_MAX,

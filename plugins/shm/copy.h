@@ -134,4 +134,21 @@ static inline void shm_ask_ahead(const uint8_t *from, uint64_t bytes) {
     }
 }
 
+/* Makes a cache line ours before it is written, so that the write itself is not waited for. */
+static inline void shm_prefetch_write(const void *line) {
+#if defined(__x86_64__)
+    __asm__ volatile("prefetchw %0" : : "m"(*(const char *)line));
+#else
+    __builtin_prefetch(line, 1);
+#endif
+}
+
+/* The same for many lines, where the next record will be written; they come while the receiver copies this one out.
+ * to: NULL if nothing may be written there yet. */
+static inline void shm_own_ahead(const uint8_t *to, uint64_t bytes) {
+    for (uint64_t at = 0; to != NULL && at < bytes; at += 64) {
+        shm_prefetch_write(to + at);
+    }
+}
+
 #endif /* SHM_COPY_H */

@@ -26,6 +26,7 @@
 #define SHM_EAGER_BYTES (8u << 10) /* and no more than an eighth of the ring */
 #define SHM_LENT_BYTES (6u << 10)
 #define SHM_LINED_LEAST (1u << 10)
+#define SHM_OWN_LEAST (2u << 10) /* up to 1 KiB shm_own_ahead gains nothing */
 #define SHM_STREAM_BYTES (64u << 10) /* up to here a call of the kernel takes longer than copying twice at a time */
 /* A piece: half of a message, within bounds. */
 #define SHM_PIECE_SHORTEST (2u << 10)
@@ -378,6 +379,10 @@ static ddl_status shm_message_send(shm *t, int32_t i, ddl_message *m) {
         }
     }
     if (pushed == SHM_TAKEN) {
+        uint64_t bytes = SHM_LINED_AT + m->payload_bytes; /* the next one may be as long */
+        if (!t->crowded && bytes >= SHM_OWN_LEAST && m->payload_bytes <= t->messages->eager_bytes) {
+            shm_own_ahead(shm_ring_ahead(&l->out, bytes), bytes);
+        }
         return DDL_OK;
     }
     bool first = l->waiting.first == NULL;

@@ -15,6 +15,7 @@
 
 #include "segment.h"
 
+#include "copy.h"
 #include "doorbell.h"
 
 #include "memory.h"
@@ -129,15 +130,6 @@ static uint64_t shm_piece_bytes(const shm *t) {
 }
 
 /* ---- seen by the others ---- */
-
-/* Makes a cache line ours before it is written, so that the write itself is not waited for. */
-static inline void shm_prefetch_write(const void *line) {
-#if defined(__x86_64__)
-    __asm__ volatile("prefetchw %0" : : "m"(*(const char *)line));
-#else
-    __builtin_prefetch(line, 1);
-#endif
-}
 
 /* After a word that others wait for was written. One fence for all (see shm_wake). */
 static inline void shm_wake_others(shm_set *set) {

@@ -114,6 +114,13 @@ static inline void *shm_ring_reserve(shm_ring_end *w, uint64_t bytes) {
     return w->ring->records + w->place + SHM_RING_WORD;
 }
 
+/* Where the next record of so many bytes will lie. NULL: the reader, as last seen, is not done with that place. */
+static inline const uint8_t *shm_ring_ahead(const shm_ring_end *w, uint64_t bytes) {
+    uint64_t whole = shm_ring_lines(bytes + SHM_RING_WORD), rest = w->capacity - w->place;
+    uint64_t need = (whole > rest ? rest : 0) + whole + SHM_RING_LINE;
+    return w->moved + need - w->seen <= w->capacity ? w->ring->records + (whole > rest ? 0 : w->place) : NULL;
+}
+
 /* Publishes what was reserved. Returns the number of bytes that shm_ring_done reaches when it has been read. */
 static inline uint64_t shm_ring_publish(shm_ring_end *w, uint32_t kind, uint64_t bytes) {
     shm_ring_commit(w, kind, bytes + SHM_RING_WORD);
