@@ -254,7 +254,7 @@ static void fetch_ahead(uint64_t bytes, int n) {
 TEST(where_ranks_share_cores_a_window_is_staged_ahead) {
     fetch_ahead(SHM_HELP_PIECES * SHM_HELP_PIECE, 1);
     CHECK_EQ(play.reads, 0);
-    fetch_ahead(SHM_STREAM_BYTES + 1, 1);
+    fetch_ahead(SHM_PAIR_STREAM_BYTES + 1, 1);
     CHECK_EQ(play.reads, 0);
     fetch_ahead(SHM_HELP_PIECES * SHM_HELP_PIECE + 100, 1);
     CHECK_EQ(play.reads, 1);

@@ -301,6 +301,27 @@ TEST(other_settings_mean_another_way) {
     world_close(e, 3);
 }
 
+/* The longer rings of two ranks are memory that collectives do without; what is set by hand stands. */
+TEST(two_ranks_have_longer_rings_and_no_more_memory) {
+    static const struct {
+        int n;
+        const char *first, *second;
+        uint64_t ring, staging;
+    } cases[] = {{2, NULL, NULL, 192 << 10, 3648 << 10}, {3, NULL, NULL, 64 << 10, 3776 << 10},
+                 {2, "SHM_RING_BYTES=64K", NULL, 64 << 10, 3776 << 10}, {2, "SHM_STAGING_BYTES=1M", NULL, 192 << 10, 1 << 20},
+                 {3, "SHM_RING_BYTES=32K", "SHM_STAGING_BYTES=1M", 32 << 10, 1 << 20}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        static endpoint e[3];
+        world_open_as(e, cases[i].n, cases[i].first, cases[i].second);
+        for (int k = 0; k < cases[i].n; k++) {
+            const shm *t = e[k].self;
+            CHECK_EQ(t->ring_bytes, cases[i].ring);
+            CHECK_EQ(t->staging_bytes, cases[i].staging);
+        }
+        world_close(e, cases[i].n);
+    }
+}
+
 /* ---- memory ---- */
 
 TEST(lent_memory_is_seen_by_peers_and_comes_back) {

@@ -28,6 +28,7 @@
 #define SHM_LINED_LEAST (1u << 10)
 #define SHM_OWN_LEAST (2u << 10) /* up to 1 KiB shm_own_ahead gains nothing */
 #define SHM_STREAM_BYTES (64u << 10) /* up to here a call of the kernel takes longer than copying twice at a time */
+#define SHM_PAIR_STREAM_BYTES (128u << 10) /* the same through a ring as long as that of two ranks */
 /* A piece: half of a message, within bounds. */
 #define SHM_PIECE_SHORTEST (2u << 10)
 #define SHM_PIECE_LONGEST (6u << 10)
@@ -210,12 +211,12 @@ static void shm_lose(shm *t, int32_t i, int error, const char *what) {
 /* The ring to a peer is this rank's to allocate, when it is needed. */
 static ddl_status shm_link_open(shm *t, int32_t i) {
     shm_link *l = shm_link_of(t, i);
-    if (shm_commit(t, shm_ring_offset(t, i, t->local_index), t->address.ring_bytes) != DDL_OK) {
-        shm_log(t, DDL_LOG_WARN, "no memory for the ring of %" PRIu64 " bytes to rank %d", t->address.ring_bytes,
+    if (shm_commit(t, shm_ring_offset(t, i, t->local_index), t->ring_bytes) != DDL_OK) {
+        shm_log(t, DDL_LOG_WARN, "no memory for the ring of %" PRIu64 " bytes to rank %d", t->ring_bytes,
                 (int)t->rank_of[i]);
         return DDL_ERR_NOMEM;
     }
-    shm_ring_open(&l->out, shm_ring_memory(t, i, t->local_index), t->address.ring_bytes);
+    shm_ring_open(&l->out, shm_ring_memory(t, i, t->local_index), t->ring_bytes);
     l->out_open = true;
     /* Release: the ring is allocated before anybody looks at it. */
     atomic_store_explicit(&shm_control(t, i)->written[t->local_index], 1, memory_order_release);
@@ -803,7 +804,7 @@ static void shm_meet(shm *t) {
         shm_link *l = shm_link_of(t, i);
         /* Acquire: pairs with shm_link_open. */
         if (!l->in_open && atomic_load_explicit(&mine->written[i], memory_order_acquire) != 0) {
-            shm_ring_open(&l->in, shm_ring_memory(t, t->local_index, i), t->address.ring_bytes);
+            shm_ring_open(&l->in, shm_ring_memory(t, t->local_index, i), t->ring_bytes);
             l->in_open = true;
             t->messages->open_in++;
         }
@@ -938,8 +939,9 @@ static ddl_status shm_messages_open(shm *t) {
     }
     m->strings = shm_copies_strings();
     m->stumbles = shm_may_stumble();
-    m->eager_bytes = SHM_EAGER_BYTES < t->address.ring_bytes / 8 ? SHM_EAGER_BYTES : t->address.ring_bytes / 8;
-    m->stream_bytes = SHM_STREAM_BYTES < t->address.ring_bytes ? SHM_STREAM_BYTES : t->address.ring_bytes;
+    m->eager_bytes = SHM_EAGER_BYTES < t->ring_bytes / 8 ? SHM_EAGER_BYTES : t->ring_bytes / 8;
+    uint64_t most = t->ring_bytes < SHM_PAIR_RING_BYTES ? SHM_STREAM_BYTES : SHM_PAIR_STREAM_BYTES;
+    m->stream_bytes = most < t->ring_bytes ? most : t->ring_bytes;
     return getrandom(&m->probe, sizeof m->probe, 0) == sizeof m->probe ? DDL_OK : DDL_ERR_SYSTEM;
 }
 

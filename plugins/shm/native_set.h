@@ -125,7 +125,7 @@ static const shm_face *shm_face_of(const shm_set *set, int32_t j) { return (cons
 static uint8_t *shm_own_piece(const shm_set *set) { return (uint8_t *)set->own; }
 
 static uint64_t shm_piece_bytes(const shm *t) {
-    uint64_t bytes = shm_staging_bytes(t) / SHM_PIECES / SHM_PAGE * SHM_PAGE;
+    uint64_t bytes = t->staging_bytes / SHM_PIECES / SHM_PAGE * SHM_PAGE;
     return bytes < SHM_PIECE_LEAST ? SHM_PIECE_LEAST : bytes;
 }
 
@@ -201,7 +201,7 @@ static const uint8_t *shm_find_piece(const shm *t, int32_t local, uint64_t group
         return NULL;
     }
     uint64_t offset = atomic_load_explicit(&e->offset, memory_order_relaxed) - shm_staging_offset(t, local);
-    bool fits = offset <= shm_staging_bytes(t) - shm_piece_bytes(t) && offset % SHM_PAGE == 0;
+    bool fits = offset <= t->staging_bytes - shm_piece_bytes(t) && offset % SHM_PAGE == 0;
     return fits ? shm_staging(t, local) + offset : NULL;
 }
 
@@ -263,7 +263,7 @@ static void shm_reclaim(shm *t) {
 static bool shm_piece_deal(shm_set *set) {
     shm *t = set->t;
     uint64_t bytes = shm_piece_bytes(t);
-    int32_t pieces = (int32_t)(shm_staging_bytes(t) / bytes);
+    int32_t pieces = (int32_t)(t->staging_bytes / bytes);
     pieces = pieces < SHM_PIECES ? pieces : SHM_PIECES;
     set->piece = set->entry = 0;
     while (set->piece < pieces && (t->natives->pieces >> set->piece & 1u) != 0) {

@@ -16,10 +16,11 @@
 /* The header of the segment that a member has open, if it is one for this rank. */
 static bool shm_header_look(shm *t, shm_header *h) {
     uint64_t most = (uint64_t)(t->world_size < SHM_LOCAL_MAX ? t->world_size : SHM_LOCAL_MAX);
-    bool fits = pread(t->fd, h, sizeof *h, 0) == sizeof *h && memcmp(h->magic, t->address.magic, 8) == 0 &&
-                h->local_count >= 1 && h->local_count <= most && h->ring_bytes == t->address.ring_bytes &&
-                h->staging_bytes == t->address.staging_bytes && h->sleepers_fence <= t->address.hears_barriers &&
-                h->arena_bytes <= SHM_ARENAS_MAX / h->local_count;
+    bool fits = pread(t->fd, h, sizeof *h, 0) == sizeof *h && memcmp(h->magic, t->address.magic, 8) == 0;
+    shm_sizes(t, fits ? h->local_count : 0);
+    fits = fits && h->local_count >= 1 && h->local_count <= most && h->ring_bytes == t->ring_bytes &&
+           h->staging_bytes == t->staging_bytes && h->sleepers_fence <= t->address.hears_barriers &&
+           h->arena_bytes <= SHM_ARENAS_MAX / h->local_count;
     t->local_index = -1;
     for (uint32_t i = 0; fits && i < h->local_count; i++) {
         int32_t r = h->rank_of[i];
@@ -52,7 +53,7 @@ static bool shm_part_take(shm *t) {
         return false;
     }
     int mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
-    bool empty = fallocate(t->fd, mode, (off_t)shm_staging_offset(t, i), (off_t)t->address.staging_bytes) == 0 &&
+    bool empty = fallocate(t->fd, mode, (off_t)shm_staging_offset(t, i), (off_t)t->staging_bytes) == 0 &&
                  (t->arena_bytes == 0 ||
                   fallocate(t->fd, mode, (off_t)shm_arena_offset(t, i), (off_t)t->arena_bytes) == 0);
     for (int32_t k = 0; k < SHM_SETS; k++) {

@@ -46,6 +46,7 @@
 #define SHM_PAGE 4096u
 #define SHM_LINE 64 /* bytes of a cache line */
 #define SHM_RING_BYTES (64u << 10)
+#define SHM_PAIR_RING_BYTES (192u << 10) /* where two ranks are all; what that is more comes from their staging */
 #define SHM_STAGING_BYTES (118u << 15) /* with the window of help.h at most 4 MiB, also of pages of 64 KiB */
 #define SHM_ARENAS_MAX ((uint64_t)16 << 40)
 #define SHM_COMMIT_STEP ((uint64_t)32 << 20) /* a signal undoes what one fallocate has done so far */
@@ -66,7 +67,7 @@ typedef struct shm_address {
     int32_t pid;
     uint32_t cores; /* that this rank may use, */
     uint64_t core_set; /* and which: ranks with the same number share theirs */
-    uint64_t ring_bytes, staging_bytes;
+    uint64_t ring_bytes, staging_bytes; /* 0: by the number of ranks */
     uint64_t arena_bytes; /* the smallest of all is taken */
 } shm_address;
 
@@ -123,7 +124,7 @@ typedef struct shm {
     int32_t attach;                   /* a newcomer: the rank whose segment it may come into; -1: none */
     int fd;                           /* the segment, -1: none yet */
     uint8_t *base;                    /* all but the arenas */
-    uint64_t shared_bytes, segment_bytes, arena_bytes;
+    uint64_t ring_bytes, staging_bytes, shared_bytes, segment_bytes, arena_bytes;
 
     bool may_fetch; /* DDL_SHM_CMA */
     int bell; /* the socket that wakes this rank */
@@ -167,15 +168,14 @@ static uint64_t shm_controls_at(void) { return SHM_HEADER_BYTES; }
 static uint64_t shm_rings_at(const shm *t) { return shm_controls_at() + (uint64_t)t->local_count * SHM_PAGE; }
 
 static uint64_t shm_ring_offset(const shm *t, int32_t to, int32_t from) {
-    return shm_rings_at(t) + ((uint64_t)to * (uint64_t)t->local_count + (uint64_t)from) * t->address.ring_bytes;
+    return shm_rings_at(t) + ((uint64_t)to * (uint64_t)t->local_count + (uint64_t)from) * t->ring_bytes;
 }
 
 static uint64_t shm_staging_offset(const shm *t, int32_t i) {
-    return shm_ring_offset(t, t->local_count, 0) + (uint64_t)i * t->address.staging_bytes;
+    return shm_ring_offset(t, t->local_count, 0) + (uint64_t)i * t->staging_bytes;
 }
 
 static uint64_t shm_arena_offset(const shm *t, int32_t i) { return t->shared_bytes + (uint64_t)i * t->arena_bytes; }
-static inline uint64_t shm_staging_bytes(const shm *t) { return t->address.staging_bytes; }
 static shm_header *shm_head(const shm *t) { return (shm_header *)(void *)t->base; }
 
 static shm_control_block *shm_control(const shm *t, int32_t i) {
@@ -260,11 +260,9 @@ static uint64_t shm_arena_offer(void) {
 /* False: a setting makes no sense, and was told so. */
 static bool shm_address_make(shm *t) {
     shm_address *a = &t->address;
-    memcpy(a->magic, "ddlshm07", 8);
+    memcpy(a->magic, "ddlshm08", 8);
     a->page_bytes = (uint32_t)sysconf(_SC_PAGESIZE);
     a->uid = (uint32_t)geteuid();
-    a->ring_bytes = SHM_RING_BYTES;
-    a->staging_bytes = SHM_STAGING_BYTES;
     a->arena_bytes = shm_arena_offer();
     return shm_setting_bytes(t, "SHM_RING_BYTES", 16u << 10, 16u << 20, SHM_PAGE, &a->ring_bytes) &&
            shm_setting_bytes(t, "SHM_STAGING_BYTES", 128u << 10, 1u << 30, SHM_PAGE, &a->staging_bytes) &&
@@ -295,6 +293,14 @@ static bool shm_is_crowded(const shm *t) {
     return crowded;
 }
 
+/* Lines of a longer ring have left the reader's cache when they are written again (two ranks, docs/design.md). */
+static void shm_sizes(shm *t, uint32_t local_count) {
+    bool pair = local_count == 2 && t->address.ring_bytes == 0;
+    uint64_t ring = pair ? SHM_PAIR_RING_BYTES : SHM_RING_BYTES;
+    t->ring_bytes = t->address.ring_bytes != 0 ? t->address.ring_bytes : ring;
+    t->staging_bytes = t->address.staging_bytes != 0 ? t->address.staging_bytes : SHM_STAGING_BYTES + SHM_RING_BYTES - ring;
+}
+
 /* The set of local ranks is known when every peer's address is; the layout follows from it. */
 static ddl_status shm_settle(shm *t) {
     uint64_t arena = t->address.arena_bytes;
@@ -316,6 +322,7 @@ static ddl_status shm_settle(shm *t) {
                 SHM_LOCAL_MAX);
         return DDL_ERR_UNSUPPORTED;
     }
+    shm_sizes(t, (uint32_t)t->local_count);
     while (arena > 0 && arena > SHM_ARENAS_MAX / (uint64_t)t->local_count) {
         arena /= 2;
     }
@@ -363,8 +370,8 @@ static void shm_header_fill(const shm *t, shm_header *h) {
     memcpy(h->magic, t->address.magic, 8);
     h->local_count = (uint32_t)t->local_count;
     h->leader = (uint32_t)t->rank_of[0];
-    h->ring_bytes = t->address.ring_bytes;
-    h->staging_bytes = t->address.staging_bytes;
+    h->ring_bytes = t->ring_bytes;
+    h->staging_bytes = t->staging_bytes;
     h->arena_bytes = t->arena_bytes;
     h->sleepers_fence = t->sleepers_fence;
     h->crowded = t->crowded;
@@ -443,7 +450,7 @@ static void shm_unmap(shm *t) {
 
 /* Whether there is room for what all ranks here take sooner or later, as they may be in one container. */
 static bool shm_may_take_memory(const shm *t) {
-    uint64_t each = t->address.staging_bytes + (uint64_t)t->local_count * t->address.ring_bytes, left = shm_memory_left(t);
+    uint64_t each = t->staging_bytes + (uint64_t)t->local_count * t->ring_bytes, left = shm_memory_left(t);
     bool enough = left / (uint64_t)t->local_count >= each;
     if (!enough) {
         shm_log(t, DDL_LOG_WARN,
