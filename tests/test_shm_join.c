@@ -287,12 +287,12 @@ TEST(too_many_ranks_of_one_host_are_refused_with_a_warning) {
     endpoint_close(&e);
 }
 
-TEST(other_settings_mean_another_way) {
+static void other_setting(const char *setting) {
     static endpoint e[3];
     ddl_status answers[RANKS][RANKS];
     memset(&faults, 0, sizeof faults);
     endpoint_open(&e[0], 0, 3, NULL, NULL);
-    endpoint_open(&e[1], 1, 3, NULL, "SHM_RING_BYTES=128K");
+    endpoint_open(&e[1], 1, 3, NULL, setting);
     endpoint_open(&e[2], 2, 3, NULL, NULL);
     world_meet(e, 3);
     world_settle(e, 3, answers);
@@ -301,6 +301,9 @@ TEST(other_settings_mean_another_way) {
     world_close(e, 3);
 }
 
+TEST(other_settings_mean_another_way) { other_setting("SHM_RING_BYTES=128K"); }
+TEST(a_default_that_only_one_rank_names_is_another_setting) { other_setting("SHM_RING_BYTES=64K"); }
+
 /* The longer rings of two ranks are memory that collectives do without; what is set by hand stands. */
 TEST(two_ranks_have_longer_rings_and_no_more_memory) {
     static const struct {
@@ -308,7 +311,7 @@ TEST(two_ranks_have_longer_rings_and_no_more_memory) {
         const char *first, *second;
         uint64_t ring, staging;
     } cases[] = {{2, NULL, NULL, 192 << 10, 3648 << 10}, {3, NULL, NULL, 64 << 10, 3776 << 10},
-                 {2, "SHM_RING_BYTES=64K", NULL, 64 << 10, 3776 << 10}, {2, "SHM_STAGING_BYTES=1M", NULL, 192 << 10, 1 << 20},
+                 {2, "SHM_RING_BYTES=64K", NULL, 64 << 10, 3776 << 10}, {2, "SHM_STAGING_BYTES=1M", NULL, 64 << 10, 1 << 20},
                  {3, "SHM_RING_BYTES=32K", "SHM_STAGING_BYTES=1M", 32 << 10, 1 << 20}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         static endpoint e[3];
@@ -317,6 +320,8 @@ TEST(two_ranks_have_longer_rings_and_no_more_memory) {
             const shm *t = e[k].self;
             CHECK_EQ(t->ring_bytes, cases[i].ring);
             CHECK_EQ(t->staging_bytes, cases[i].staging);
+            uint64_t promised = (4 << 20) + (uint64_t)(t->local_count - 1) * (64 << 10), page = 64 << 10; /* the largest */
+            CHECK((uint64_t)(t->local_count - 1) * t->ring_bytes + t->staging_bytes + (sizeof(shm_window) + page - 1) / page * page <= promised);
         }
         world_close(e, cases[i].n);
     }

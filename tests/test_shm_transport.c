@@ -97,6 +97,40 @@ TEST(up_to_8_kib_come_in_one_record_and_no_more_than_an_eighth_of_the_ring) {
     comes_whole(2049, "SHM_RING_BYTES=16K", false);
 }
 
+/* A message that is copied into the ring is the receiver's at once; one that is read stays the sender's. */
+static void is_copied(int n, const char *ring, uint64_t bytes, bool copied) {
+    static endpoint e[RANKS];
+    letter first, second;
+    world_open_as(e, n, ring, NULL);
+    CHECK(post(&e[0], 1, &first, 8) >= 0);
+    DRIVE(e, n, e[1].arrived[0] == 1) {} /* it has said by now that it can read ours */
+    uint64_t before = shm_link_of(e[0].self, 1)->out.moved;
+    ddl_status status = post(&e[0], 1, &second, bytes);
+    if (shm_control(e[0].self, 1)->pulls[0] != SHM_PULLS) {
+        letter_free(&first);
+        DRIVE(e, n, e[1].arrived[0] == 2) {}
+        letter_free(&second);
+        world_close(e, n);
+        SKIP("no process may read another's memory here");
+    }
+    CHECK_EQ(shm_link_of(e[0].self, 1)->out.moved - before > 4096, copied);
+    CHECK(copied || status == DDL_IN_PROGRESS);
+    DRIVE(e, n, e[1].arrived[0] == 2 && (status == DDL_OK || second.returned)) {}
+    letter_free(&first);
+    letter_free(&second);
+    world_close(e, n);
+}
+
+TEST(up_to_128_kib_of_two_ranks_and_64_of_more_are_copied) {
+    is_copied(2, NULL, 128 << 10, true);
+    is_copied(2, NULL, (128 << 10) + 1, false);
+    is_copied(2, "SHM_RING_BYTES=64K", 64 << 10, true);
+    is_copied(2, "SHM_RING_BYTES=64K", (64 << 10) + 1, false);
+    is_copied(3, NULL, 64 << 10, true);
+    is_copied(3, NULL, (64 << 10) + 1, false);
+    is_copied(3, "SHM_RING_BYTES=1M", (64 << 10) + 1, false);
+}
+
 /* What is written in place comes in its turn among what is sent, round the end of the ring, and never overtakes what
  * waits for room. */
 TEST(what_is_written_in_place_keeps_its_turn) {

@@ -20,6 +20,7 @@
 #define SHM_FAR_BYTES (8u << 20) /* of a result: its beginning has left the caches when its end comes */
 #endif
 #define SHM_STREAMED_LEAST 2048u /* less is slower than an ordinary copy */
+#define SHM_OWN_LEAST 2048u      /* of a message: up to 1 KiB shm_own_ahead gains nothing */
 #define SHM_STRING_LEAST 2048u   /* the same; from here on glibc's memcpy copies strings */
 
 /* Copies whole words one by one, as somebody has just written them: a wider load would wait until those have left the
@@ -143,10 +144,9 @@ static inline void shm_prefetch_write(const void *line) {
 #endif
 }
 
-/* The same for many lines, where the next record will be written; they come while the receiver copies this one out.
- * to: NULL if nothing may be written there yet. */
+/* The same for many lines, where the next record will be written; they come while the receiver copies this one out. */
 static inline void shm_own_ahead(const uint8_t *to, uint64_t bytes) {
-    for (uint64_t at = 0; to != NULL && at < bytes; at += 64) {
+    for (uint64_t at = 0; at < bytes; at += 64) {
         shm_prefetch_write(to + at);
     }
 }

@@ -26,9 +26,8 @@
 #define SHM_EAGER_BYTES (8u << 10) /* and no more than an eighth of the ring */
 #define SHM_LENT_BYTES (6u << 10)
 #define SHM_LINED_LEAST (1u << 10)
-#define SHM_OWN_LEAST (2u << 10) /* up to 1 KiB shm_own_ahead gains nothing */
 #define SHM_STREAM_BYTES (64u << 10) /* up to here a call of the kernel takes longer than copying twice at a time */
-#define SHM_PAIR_STREAM_BYTES (128u << 10) /* the same through a ring as long as that of two ranks */
+#define SHM_PAIR_STREAM_BYTES (128u << 10) /* the same through the longer ring of two ranks; such a message fits into it */
 /* A piece: half of a message, within bounds. */
 #define SHM_PIECE_SHORTEST (2u << 10)
 #define SHM_PIECE_LONGEST (6u << 10)
@@ -380,9 +379,10 @@ static ddl_status shm_message_send(shm *t, int32_t i, ddl_message *m) {
         }
     }
     if (pushed == SHM_TAKEN) {
-        uint64_t bytes = SHM_LINED_AT + m->payload_bytes; /* the next one may be as long */
-        if (!t->crowded && bytes >= SHM_OWN_LEAST && m->payload_bytes <= t->messages->eager_bytes) {
-            shm_own_ahead(shm_ring_ahead(&l->out, bytes), bytes);
+        uint64_t bytes = m->payload_bytes; /* the next one may be as long */
+        const uint8_t *next = shm_ring_ahead(&l->out, SHM_LINED_AT + bytes);
+        if (!t->crowded && bytes >= SHM_OWN_LEAST && bytes <= t->messages->eager_bytes && next != NULL) {
+            shm_own_ahead(next + SHM_RING_LINE, bytes); /* at the first line the receiver looks */
         }
         return DDL_OK;
     }
@@ -940,8 +940,8 @@ static ddl_status shm_messages_open(shm *t) {
     m->strings = shm_copies_strings();
     m->stumbles = shm_may_stumble();
     m->eager_bytes = SHM_EAGER_BYTES < t->ring_bytes / 8 ? SHM_EAGER_BYTES : t->ring_bytes / 8;
-    uint64_t most = t->ring_bytes < SHM_PAIR_RING_BYTES ? SHM_STREAM_BYTES : SHM_PAIR_STREAM_BYTES;
-    m->stream_bytes = most < t->ring_bytes ? most : t->ring_bytes;
+    m->stream_bytes = SHM_STREAM_BYTES < t->ring_bytes ? SHM_STREAM_BYTES : t->ring_bytes;
+    m->stream_bytes = t->local_count == 2 && t->ring_bytes >= SHM_PAIR_RING_BYTES ? SHM_PAIR_STREAM_BYTES : m->stream_bytes;
     return getrandom(&m->probe, sizeof m->probe, 0) == sizeof m->probe ? DDL_OK : DDL_ERR_SYSTEM;
 }
 

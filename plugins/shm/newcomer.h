@@ -16,11 +16,13 @@
 /* The header of the segment that a member has open, if it is one for this rank. */
 static bool shm_header_look(shm *t, shm_header *h) {
     uint64_t most = (uint64_t)(t->world_size < SHM_LOCAL_MAX ? t->world_size : SHM_LOCAL_MAX);
-    bool fits = pread(t->fd, h, sizeof *h, 0) == sizeof *h && memcmp(h->magic, t->address.magic, 8) == 0;
-    shm_sizes(t, fits ? h->local_count : 0);
-    fits = fits && h->local_count >= 1 && h->local_count <= most && h->ring_bytes == t->ring_bytes &&
-           h->staging_bytes == t->staging_bytes && h->sleepers_fence <= t->address.hears_barriers &&
-           h->arena_bytes <= SHM_ARENAS_MAX / h->local_count;
+    if (pread(t->fd, h, sizeof *h, 0) != sizeof *h || memcmp(h->magic, t->address.magic, 8) != 0 || h->local_count < 1 ||
+        h->local_count > most) {
+        return false;
+    }
+    shm_sizes(t, (int32_t)h->local_count);
+    bool fits = h->ring_bytes == t->ring_bytes && h->staging_bytes == t->staging_bytes &&
+                h->sleepers_fence <= t->address.hears_barriers && h->arena_bytes <= SHM_ARENAS_MAX / h->local_count;
     t->local_index = -1;
     for (uint32_t i = 0; fits && i < h->local_count; i++) {
         int32_t r = h->rank_of[i];

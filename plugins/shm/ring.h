@@ -101,10 +101,16 @@ static inline void shm_ring_commit(shm_ring_end *w, uint32_t kind, uint64_t byte
     }
 }
 
+/* Bytes that a record of whole lines takes, with what it skips at the end. */
+static inline uint64_t shm_ring_need(const shm_ring_end *w, uint64_t whole) {
+    uint64_t rest = w->capacity - w->place;
+    return whole > rest ? rest + whole : whole;
+}
+
 /* Where a record of so many bytes may be written now; NULL: there is no room. */
 static inline void *shm_ring_reserve(shm_ring_end *w, uint64_t bytes) {
     uint64_t whole = shm_ring_lines(bytes + SHM_RING_WORD), rest = w->capacity - w->place;
-    bool room = bytes <= shm_ring_record_max(w) && shm_ring_room(w, whole > rest ? rest + whole : whole);
+    bool room = bytes <= shm_ring_record_max(w) && shm_ring_room(w, shm_ring_need(w, whole));
     if (!room || w->broken) {
         return NULL;
     }
@@ -116,9 +122,9 @@ static inline void *shm_ring_reserve(shm_ring_end *w, uint64_t bytes) {
 
 /* Where the next record of so many bytes will lie. NULL: the reader, as last seen, is not done with that place. */
 static inline const uint8_t *shm_ring_ahead(const shm_ring_end *w, uint64_t bytes) {
-    uint64_t whole = shm_ring_lines(bytes + SHM_RING_WORD), rest = w->capacity - w->place;
-    uint64_t need = (whole > rest ? rest : 0) + whole + SHM_RING_LINE;
-    return w->moved + need - w->seen <= w->capacity ? w->ring->records + (whole > rest ? 0 : w->place) : NULL;
+    uint64_t whole = shm_ring_lines(bytes + SHM_RING_WORD), need = shm_ring_need(w, whole);
+    bool free = w->moved + need + SHM_RING_LINE - w->seen <= w->capacity;
+    return free ? w->ring->records + (need > whole ? 0 : w->place) : NULL;
 }
 
 /* Publishes what was reserved. Returns the number of bytes that shm_ring_done reaches when it has been read. */

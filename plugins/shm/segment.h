@@ -46,7 +46,7 @@
 #define SHM_PAGE 4096u
 #define SHM_LINE 64 /* bytes of a cache line */
 #define SHM_RING_BYTES (64u << 10)
-#define SHM_PAIR_RING_BYTES (192u << 10) /* where two ranks are all; what that is more comes from their staging */
+#define SHM_PAIR_RING_BYTES (192u << 10) /* where a host has two ranks; the difference is taken from their staging */
 #define SHM_STAGING_BYTES (118u << 15) /* with the window of help.h at most 4 MiB, also of pages of 64 KiB */
 #define SHM_ARENAS_MAX ((uint64_t)16 << 40)
 #define SHM_COMMIT_STEP ((uint64_t)32 << 20) /* a signal undoes what one fallocate has done so far */
@@ -293,9 +293,10 @@ static bool shm_is_crowded(const shm *t) {
     return crowded;
 }
 
-/* Lines of a longer ring have left the reader's cache when they are written again (two ranks, docs/design.md). */
-static void shm_sizes(shm *t, uint32_t local_count) {
-    bool pair = local_count == 2 && t->address.ring_bytes == 0;
+/* What was not set follows from the number of ranks. Lines of a longer ring have left the reader's nearest cache when they
+ * are written again (docs/design.md). */
+static void shm_sizes(shm *t, int32_t local_count) {
+    bool pair = local_count == 2 && t->address.ring_bytes == 0 && t->address.staging_bytes == 0;
     uint64_t ring = pair ? SHM_PAIR_RING_BYTES : SHM_RING_BYTES;
     t->ring_bytes = t->address.ring_bytes != 0 ? t->address.ring_bytes : ring;
     t->staging_bytes = t->address.staging_bytes != 0 ? t->address.staging_bytes : SHM_STAGING_BYTES + SHM_RING_BYTES - ring;
@@ -322,7 +323,7 @@ static ddl_status shm_settle(shm *t) {
                 SHM_LOCAL_MAX);
         return DDL_ERR_UNSUPPORTED;
     }
-    shm_sizes(t, (uint32_t)t->local_count);
+    shm_sizes(t, t->local_count);
     while (arena > 0 && arena > SHM_ARENAS_MAX / (uint64_t)t->local_count) {
         arena /= 2;
     }
