@@ -3362,7 +3362,7 @@ typedef struct ddl__plan_args {
     int64_t chunk_bytes; /* how finely to cut for pipelining; > 0 */
     const int64_t *counts, *offsets, *recv_counts, *recv_offsets; /* v-forms; elements; offsets never NULL here */
     const int32_t *host_of; /* size entries: which host each rank is on, numbered from 0 by first appearance */
-    bool pulled;            /* two ranks that read each other's large messages: see ddl_group.pulled */
+    bool pulled;            /* all read each other's large messages: see ddl_group.pulled */
     double native_s;        /* how long a transport takes by itself, for the ranks of one host; 0: it cannot */
     bool apart;             /* each rank is on a host of its own, whatever host_of says */
     bool on_device;         /* IN and OUT are memory of devices: only native steps and moves touch them */
@@ -6547,7 +6547,7 @@ static ddl_status ddl__plan_make(ddl__base *base, const ddl__algo *algo, const d
  * are in place, its lengths of an all_to_allv. */
 
 #define DDL__CHUNK_BYTES (256 * 1024)
-#define DDL__PULLED_CHUNK_BYTES (512 * 1024) /* of two ranks where messages of that size are read: docs/design.md */
+#define DDL__PULLED_CHUNK_BYTES (512 * 1024) /* where messages of that size are read: ddl__tune_usual */
 #define DDL__MIN_CHUNK_BYTES (32 * 1024)
 #define DDL__MAX_CHUNK_BYTES (1024 * 1024)
 #define DDL__MAX_CHUNKS 512 /* of one vector: bounds the length of plans */
@@ -6585,6 +6585,14 @@ static int64_t ddl__tune_chunk(const ddl__tuning *tuning, const ddl__plan_args *
     return wanted;
 }
 
+/* Where large messages are read, larger chunks are fewer questions and no less overlap, as long as nobody waits for a chunk
+ * to pass it on: with a root the time to fill a tree counts, and in an all_to_all nothing is gained (docs/design.md). */
+static int64_t ddl__tune_usual(const ddl__plan_args *args) {
+    ddl_kind base = ddl__kind_base(args->kind);
+    bool around = base == DDL_ALL_REDUCE || base == DDL_ALL_GATHER || base == DDL_REDUCE_SCATTER;
+    return args->pulled && (args->size == 2 || around) ? DDL__PULLED_CHUNK_BYTES : DDL__CHUNK_BYTES;
+}
+
 /* Tries sizes of chunks. The default comes first, so that it wins where size makes no difference; a vector that is one
  * chunk anyway is tried once. Whether a fence is needed follows from the bytes to one peer alone: it must not depend on
  * what this rank sends. */
@@ -6593,7 +6601,7 @@ static void ddl__tune_chunks(const ddl__tuning *tuning, ddl__plan_args *args, co
     ddl__terms terms;
     bool fence = algo->peer_bytes(args) > (tuning->eager_bytes > 0 ? tuning->eager_bytes : DDL__EAGER_BYTES);
     bool fenced = fence || ddl__algo_fences(algo, args);
-    int64_t usual = args->pulled ? DDL__PULLED_CHUNK_BYTES : DDL__CHUNK_BYTES;
+    int64_t usual = ddl__tune_usual(args);
     for (int64_t next = DDL__MIN_CHUNK_BYTES / 2, wanted = usual; next <= DDL__MAX_CHUNK_BYTES;
          next *= 2, wanted = next) {
         args->chunk_bytes = ddl__tune_chunk(tuning, args, wanted);
@@ -22844,7 +22852,7 @@ static ddl__plan_args ddl__call_args(const ddl_group *g, const ddl__call *call) 
                            .recv_counts = call->recv_counts,
                            .recv_offsets = call->recv_offsets,
                            .host_of = g->host_of,
-                           .pulled = g->pulled && g->size == 2,
+                           .pulled = g->pulled,
                            .native_s = ddl__native_seconds(g, call),
                            .on_device = call->on_device != DDL_HOST,
                            .straight = g->straight,

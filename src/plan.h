@@ -57,7 +57,7 @@ typedef struct ddl__plan_args {
     int64_t chunk_bytes; /* how finely to cut for pipelining; > 0 */
     const int64_t *counts, *offsets, *recv_counts, *recv_offsets; /* v-forms; elements; offsets never NULL here */
     const int32_t *host_of; /* size entries: which host each rank is on, numbered from 0 by first appearance */
-    bool pulled;            /* two ranks that read each other's large messages: see ddl_group.pulled */
+    bool pulled;            /* all read each other's large messages: see ddl_group.pulled */
     double native_s;        /* how long a transport takes by itself, for the ranks of one host; 0: it cannot */
     bool apart;             /* each rank is on a host of its own, whatever host_of says */
     bool on_device;         /* IN and OUT are memory of devices: only native steps and moves touch them */

@@ -7,7 +7,7 @@
 #include "algo/table.h"
 
 #define DDL__CHUNK_BYTES (256 * 1024)
-#define DDL__PULLED_CHUNK_BYTES (512 * 1024) /* of two ranks where messages of that size are read: docs/design.md */
+#define DDL__PULLED_CHUNK_BYTES (512 * 1024) /* where messages of that size are read: ddl__tune_usual */
 #define DDL__MIN_CHUNK_BYTES (32 * 1024)
 #define DDL__MAX_CHUNK_BYTES (1024 * 1024)
 #define DDL__MAX_CHUNKS 512 /* of one vector: bounds the length of plans */
@@ -45,6 +45,14 @@ static int64_t ddl__tune_chunk(const ddl__tuning *tuning, const ddl__plan_args *
     return wanted;
 }
 
+/* Where large messages are read, larger chunks are fewer questions and no less overlap, as long as nobody waits for a chunk
+ * to pass it on: with a root the time to fill a tree counts, and in an all_to_all nothing is gained (docs/design.md). */
+static int64_t ddl__tune_usual(const ddl__plan_args *args) {
+    ddl_kind base = ddl__kind_base(args->kind);
+    bool around = base == DDL_ALL_REDUCE || base == DDL_ALL_GATHER || base == DDL_REDUCE_SCATTER;
+    return args->pulled && (args->size == 2 || around) ? DDL__PULLED_CHUNK_BYTES : DDL__CHUNK_BYTES;
+}
+
 /* Tries sizes of chunks. The default comes first, so that it wins where size makes no difference; a vector that is one
  * chunk anyway is tried once. Whether a fence is needed follows from the bytes to one peer alone: it must not depend on
  * what this rank sends. */
@@ -53,7 +61,7 @@ static void ddl__tune_chunks(const ddl__tuning *tuning, ddl__plan_args *args, co
     ddl__terms terms;
     bool fence = algo->peer_bytes(args) > (tuning->eager_bytes > 0 ? tuning->eager_bytes : DDL__EAGER_BYTES);
     bool fenced = fence || ddl__algo_fences(algo, args);
-    int64_t usual = args->pulled ? DDL__PULLED_CHUNK_BYTES : DDL__CHUNK_BYTES;
+    int64_t usual = ddl__tune_usual(args);
     for (int64_t next = DDL__MIN_CHUNK_BYTES / 2, wanted = usual; next <= DDL__MAX_CHUNK_BYTES;
          next *= 2, wanted = next) {
         args->chunk_bytes = ddl__tune_chunk(tuning, args, wanted);

@@ -137,8 +137,8 @@ static ssize_t call_event(ssize_t n, const uint32_t *event) {
 #define fi_eq_read(eq, event, to, n, f)                                                                                \
     CALL_OR_FAIL(CALL_EQ_READ, call_faults.which == CALL_EQ_READERR && call_faults.calls[CALL_EQ_READERR] < call_faults.at ? -FI_EAVAIL : call_event(fi_eq_read(eq, event, to, n, f), event))
 #define fi_eq_readerr(eq, to, f) CALL_OR_FAIL(CALL_EQ_READERR, fi_eq_readerr(eq, to, f))
-#define fi_mr_bind(mr, to, f) CALL_OR_FAIL(CALL_MR_BIND, 0)
-#define fi_mr_enable(mr) CALL_OR_FAIL(CALL_MR_ENABLE, 0)
+#define fi_mr_bind(mr, to, f) CALL_OR_FAIL(CALL_MR_BIND, call_binds() ? 0 : fi_mr_bind(mr, to, f))
+#define fi_mr_enable(mr) CALL_OR_FAIL(CALL_MR_ENABLE, call_binds() ? 0 : fi_mr_enable(mr))
 #define fi_trywait(f, fids, n) CALL_OR_FAIL(CALL_TRYWAIT, fi_trywait(f, fids, n))
 
 #endif

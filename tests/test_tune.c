@@ -93,7 +93,7 @@ TEST(two_ranks_halve_only_what_is_large) {
 }
 
 /* As libfabric's tcp on loopback is. */
-TEST(two_ranks_that_read_cut_coarser) {
+TEST(ranks_that_read_cut_coarser) {
     ddl__tuning t = tuning();
     on_hosts(MAX_RANKS, MAX_RANKS);
     t.model.latency_s[0] = 8.4e-6;
@@ -107,6 +107,21 @@ TEST(two_ranks_that_read_cut_coarser) {
     args.count = (512 << 10) / 4;
     CHECK_STR(ddl__tune_choose(&t, &args).algo->name, "recursive_doubling");
     CHECK_EQ(ddl__tune_choose(&t, &args).chunk_bytes, DDL__PULLED_CHUNK_BYTES);
+    static const struct {
+        ddl_kind kind;
+        int64_t chunk_bytes;
+    } of_four[] = {{DDL_ALL_REDUCE, DDL__PULLED_CHUNK_BYTES},     {DDL_ALL_GATHER, DDL__PULLED_CHUNK_BYTES},
+                   {DDL_REDUCE_SCATTER, DDL__PULLED_CHUNK_BYTES}, {DDL_ALL_TO_ALL, DDL__CHUNK_BYTES}};
+    for (size_t i = 0; i < DDL__COUNT_OF(of_four); i++) {
+        args = call(of_four[i].kind, 4, (16 << 20) / 4);
+        CHECK(ddl__tune_choose(&t, &args).chunk_bytes <= DDL__CHUNK_BYTES);
+        args.pulled = true;
+        CHECK_EQ(ddl__tune_choose(&t, &args).chunk_bytes, of_four[i].chunk_bytes);
+    }
+    args = call(DDL_REDUCE, 4, (16 << 20) / 4); /* as finely as if nobody read */
+    int64_t fine = ddl__tune_choose(&t, &args).chunk_bytes;
+    args.pulled = true;
+    CHECK_EQ(ddl__tune_choose(&t, &args).chunk_bytes, fine);
 }
 
 TEST(hosts_are_used) {

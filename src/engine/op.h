@@ -387,7 +387,7 @@ static ddl__plan_args ddl__call_args(const ddl_group *g, const ddl__call *call) 
                            .recv_counts = call->recv_counts,
                            .recv_offsets = call->recv_offsets,
                            .host_of = g->host_of,
-                           .pulled = g->pulled && g->size == 2,
+                           .pulled = g->pulled,
                            .native_s = ddl__native_seconds(g, call),
                            .on_device = call->on_device != DDL_HOST,
                            .straight = g->straight,
