@@ -1,6 +1,8 @@
-/* test_shm_copy: the copies of plugins/shm/copy.h against a plain loop, at every distance of source and destination within
+/* test_shm_copy: the copies of plugins/shm/copy.h, and the core's of what they left (src/p2p/copy.h), against a plain loop, at every distance of source and destination within
  * a page where one way ends and another begins, around every size where it does; not a byte beside them is touched. */
 #include "test.h"
+
+#include "../src/p2p/copy.h"
 
 #include "../plugins/shm/copy.h"
 
@@ -11,6 +13,8 @@ static _Alignas(4096) uint8_t source[MOST + 3 * PAGE], target[MOST + 3 * PAGE];
 static void past(void *to, const void *from, uint64_t bytes) { shm_copy_past(to, from, bytes); }
 static void over(void *to, const void *from, uint64_t bytes) { shm_copy_over(to, from, bytes, shm_copies_strings()); }
 static void plain(void *to, const void *from, uint64_t bytes) { shm_memcpy(to, from, bytes); }
+
+static void fresh(void *to, const void *from, uint64_t bytes) { ddl__copy_fresh(to, from, bytes); }
 
 static int wrong_bytes(void (*copy)(void *, const void *, uint64_t), size_t to, size_t from, size_t bytes) {
     int wrong = 0;
@@ -45,6 +49,24 @@ TEST(a_copy) { at_all_distances(plain); }
 TEST(a_copy_past_the_caches) { at_all_distances(past); }
 
 TEST(a_copy_over_lines_of_another_core) { at_all_distances(over); }
+
+TEST(a_copy_of_what_a_peer_has_written) { at_all_distances(fresh); }
+
+/* Beyond it the core's copy is memcpy. */
+TEST(a_copy_of_the_largest_that_goes_by_lines) {
+    enum { LARGEST = DDL__FRESH_MOST + 200 };
+    uint8_t *from = malloc(LARGEST), *to = malloc(LARGEST + 1);
+    for (size_t bytes = DDL__FRESH_MOST - 1; bytes <= DDL__FRESH_MOST + 65; bytes += 33) {
+        for (size_t i = 0; i < LARGEST; i++) {
+            from[i] = (uint8_t)(i * 7 + i / 251 + bytes);
+        }
+        memset(to, 0xee, LARGEST + 1);
+        ddl__copy_fresh(to + 1, from, bytes);
+        CHECK(memcmp(to + 1, from, bytes) == 0 && to[0] == 0xee && to[bytes + 1] == 0xee);
+    }
+    free(from);
+    free(to);
+}
 
 TEST(where_strings_stumble) {
     static uint8_t *const page = source;

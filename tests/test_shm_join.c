@@ -310,7 +310,7 @@ TEST(two_ranks_have_longer_rings_and_no_more_memory) {
         int n;
         const char *first, *second;
         uint64_t ring, staging;
-    } cases[] = {{2, NULL, NULL, 192 << 10, 3648 << 10}, {3, NULL, NULL, 64 << 10, 3776 << 10},
+    } cases[] = {{2, NULL, NULL, 512 << 10, 3328 << 10}, {3, NULL, NULL, 64 << 10, 3776 << 10},
                  {2, "SHM_RING_BYTES=64K", NULL, 64 << 10, 3776 << 10}, {2, "SHM_STAGING_BYTES=1M", NULL, 64 << 10, 1 << 20},
                  {3, "SHM_RING_BYTES=32K", "SHM_STAGING_BYTES=1M", 32 << 10, 1 << 20}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

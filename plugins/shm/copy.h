@@ -13,7 +13,7 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-#include <emmintrin.h>
+#include <immintrin.h>
 #endif
 
 #ifndef SHM_FAR_BYTES
@@ -21,7 +21,7 @@
 #endif
 #define SHM_STREAMED_LEAST 2048u /* less is slower than an ordinary copy */
 #define SHM_OWN_LEAST 2048u      /* of a message: up to 1 KiB shm_own_ahead gains nothing */
-#define SHM_STRING_LEAST 2048u   /* the same; from here on glibc's memcpy copies strings */
+#define SHM_STRING_LEAST 2048u   /* from here on glibc's memcpy copies strings */
 
 /* Copies whole words one by one, as somebody has just written them: a wider load would wait until those have left the
  * store buffer. `to` is aligned to 8. */
@@ -57,28 +57,35 @@ static bool shm_may_stumble(void) {
 #endif
 }
 
-/* As memcpy. */
-static inline void shm_memcpy(void *to, const void *from, uint64_t bytes) {
 #if defined(__x86_64__)
-    if (bytes >= SHM_STRING_LEAST && shm_strings_stumble(to, from)) {
-        uint8_t *dst = to;
-        const uint8_t *src = from;
-        uint64_t at = (0 - (uint64_t)(uintptr_t)dst) % 64;
-        memcpy(dst, src, at);
-        for (; at + 64 <= bytes; at += 64) {
-            __m128i line[4];
-            for (int k = 0; k < 4; k++) {
-                line[k] = _mm_loadu_si128((const __m128i *)(const void *)(src + at) + k);
-            }
-            for (int k = 0; k < 4; k++) {
-                _mm_store_si128((__m128i *)(void *)(dst + at) + k, line[k]);
-            }
-        }
-        memcpy(dst + at, src + at, bytes - at);
-        return;
+/* Whole lines, to the beginning of one. */
+__attribute__((target("avx2"))) static void shm_copy_lines(uint8_t *to, const uint8_t *from, uint64_t bytes) {
+    for (uint64_t at = 0; at < bytes; at += 64) {
+        __m256i low = _mm256_loadu_si256((const __m256i *)(const void *)(from + at));
+        __m256i high = _mm256_loadu_si256((const __m256i *)(const void *)(from + at + 32));
+        _mm256_store_si256((__m256i *)(void *)(to + at), low);
+        _mm256_store_si256((__m256i *)(void *)(to + at + 32), high);
+    }
+    _mm256_zeroupper(); /* gcc adds it by itself only from -O2 */
+}
+#endif
+
+/* As memcpy, which copies strings from SHM_STRING_LEAST on. What another core has just written comes line by line, and loads
+ * ask for more of them at once, wherever the two places lie in their pages: all_to_all of 128 KiB between two cores of one
+ * cache takes 0.80 of the time, all_reduce of 32 KiB 0.86 (EPYC). */
+static inline void shm_memcpy(void *to, const void *from, uint64_t bytes) {
+    uint8_t *dst = to;
+    const uint8_t *src = from;
+    uint64_t done = 0;
+#if defined(__x86_64__)
+    if (bytes >= SHM_STRING_LEAST && __builtin_cpu_supports("avx2")) {
+        uint64_t head = (0 - (uint64_t)(uintptr_t)dst) % 64;
+        memcpy(dst, src, (size_t)head);
+        done = head + (bytes - head) / 64 * 64;
+        shm_copy_lines(dst + head, src + head, done - head);
     }
 #endif
-    memcpy(to, from, (size_t)bytes);
+    memcpy(dst + done, src + done, (size_t)(bytes - done));
 }
 
 /* What is written is visible to others in the order of the stores that follow, as with memcpy. */
@@ -128,8 +135,15 @@ static inline void shm_copy_over(void *to, const void *from, uint64_t bytes, boo
     shm_memcpy(to, from, bytes);
 }
 
-/* Asks for what another core has written, all lines at once, while its header is looked at. */
+/* Asks for what another core has written, all lines at once, while its header is looked at. Where the core copies by wide
+ * loads, as it does with AVX2, those ask as early, and what is asked here takes time only: 8 KiB by ping-pong between cores of
+ * one cache 0.97 of the time without (EPYC). */
 static inline void shm_ask_ahead(const uint8_t *from, uint64_t bytes) {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2")) {
+        return;
+    }
+#endif
     for (uint64_t at = 0; at < bytes; at += 64) {
         __builtin_prefetch(from + at);
     }

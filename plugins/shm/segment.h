@@ -46,7 +46,7 @@
 #define SHM_PAGE 4096u
 #define SHM_LINE 64 /* bytes of a cache line */
 #define SHM_RING_BYTES (64u << 10)
-#define SHM_PAIR_RING_BYTES (192u << 10) /* where a host has two ranks; the difference is taken from their staging */
+#define SHM_PAIR_RING_BYTES (512u << 10) /* where a host has two ranks; the difference is taken from their staging */
 #define SHM_STAGING_BYTES (118u << 15) /* with the window of help.h at most 4 MiB, also of pages of 64 KiB */
 #define SHM_ARENAS_MAX ((uint64_t)16 << 40)
 #define SHM_COMMIT_STEP ((uint64_t)32 << 20) /* a signal undoes what one fallocate has done so far */
@@ -260,7 +260,7 @@ static uint64_t shm_arena_offer(void) {
 /* False: a setting makes no sense, and was told so. */
 static bool shm_address_make(shm *t) {
     shm_address *a = &t->address;
-    memcpy(a->magic, "ddlshm08", 8);
+    memcpy(a->magic, "ddlshm09", 8);
     a->page_bytes = (uint32_t)sysconf(_SC_PAGESIZE);
     a->uid = (uint32_t)geteuid();
     a->arena_bytes = shm_arena_offer();

@@ -5,8 +5,8 @@
  * Read segment.h first, then doorbell.h, memory.h, ring.h, help.h, message.h, native.h; this file is the tables alone.
  *
  * Settings, on all ranks of a host alike, or on none (ranks whose settings differ reach each other in another way):
- *     DDL_SHM_RING_BYTES      64K   of the ring that each pair has in each direction; 192K where a host has two ranks
- *     DDL_SHM_STAGING_BYTES   3776K per rank, for collectives of ordinary memory; 3648K of those two. Both if neither is set
+ *     DDL_SHM_RING_BYTES      64K   of the ring that each pair has in each direction; 512K where a host has two ranks
+ *     DDL_SHM_STAGING_BYTES   3776K per rank, for collectives of ordinary memory; 3328K of those two. Both if neither is set
  *     DDL_SHM_ARENA_BYTES     RAM   room for ddl_tensor_alloc, per rank; address space only
  * and of each rank alone:
  *     DDL_SHM_CMA             1     0: never read the memory of a peer (process_vm_readv)

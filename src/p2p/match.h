@@ -13,6 +13,7 @@
 #ifndef DDL_P2P_MATCH_H
 #define DDL_P2P_MATCH_H
 
+#include "copy.h"
 #include "devices.h"
 
 enum {
@@ -592,7 +593,7 @@ static ddl_status ddl__on_p2p(ddl_context *c, int32_t peer, const ddl__frame *f,
         return ddl__keep_unexpected(c, g, source, f, NULL, payload);
     }
     if (f->bytes > 0) {
-        memcpy(r->data, payload, f->bytes);
+        ddl__copy_fresh(r->data, payload, f->bytes);
     }
     ddl__p2p_took(c, g, source, f->bytes);
     ddl__recv_done(r);

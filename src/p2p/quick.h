@@ -181,7 +181,7 @@ static bool ddl__recv_in_place(ddl_group *g, const ddl_tensor *t, int32_t peer, 
         return false;
     }
     if (bytes > 0) {
-        memcpy(t->data, payload, bytes);
+        ddl__copy_fresh(t->data, payload, bytes);
     }
     l->endpoint->table->taken(l->endpoint->self, world);
     ddl__link_used(c, world);
