@@ -13,11 +13,12 @@
 
 #include "native_bulk.h"
 
-/* Reduced at once, and then copied from the cache: no less than 16 KiB, more where the ring has room for it. The longer
+/* Reduced and copied before others are looked at: no less than 16 KiB, more where the ring has room for it. The longer
  * each of the two goes on, the better both use the way between cores (of 16 KiB: 2 ranks, 16 MiB: 430 us, with 64: 374;
  * 4 ranks, 2 MiB: 169, with 64: 126; EPYC, cores far apart; between near ones 381 and 358 for 16 MiB). */
 #define SHM_BLOCK_LEAST (16u << 10)
 #define SHM_BLOCK_MOST (64u << 10)
+#define SHM_WRITE_STEP (4u << 10) /* of a block: from the first-level cache */
 #define SHM_READ_BLOCK (64u << 10)
 
 /* What an arrival says of a large operation. */
@@ -236,8 +237,8 @@ static void shm_take_edge(shm_set *set, const shm_op *op, uint64_t from, uint64_
     }
 }
 
-/* One block: reduced into the own output, or the root's, and copied from the cache to all others. */
-static void shm_write_block(shm_set *set, shm_op *op, uint64_t at, uint64_t bytes) {
+/* One step: reduced into the own output, or the root's, and copied from the cache to all others. */
+static void shm_write_some(shm_set *set, shm_op *op, uint64_t at, uint64_t bytes) {
     uint64_t head = op->head, tail = op->tail;
     bool has_out = shm_has_out(op, set->rank);
     uint8_t *scratch = shm_own_piece(set) + shm_ring_at(set, op->post.position) + 2 * shm_page(set);
@@ -253,6 +254,33 @@ static void shm_write_block(shm_set *set, shm_op *op, uint64_t at, uint64_t byte
         if (shm_has_out(op, j)) {
             shm_memcpy(set->peers[j].out + from, dst + (from - at), to - from);
         }
+    }
+}
+
+/* Makes lines of the others' outputs ours, where ranks have a core each. */
+static void shm_own_outs(const shm_set *set, const shm_op *op, uint64_t at, uint64_t bytes) {
+    for (int32_t j = 0; j < set->count && !set->t->crowded; j++) {
+        if (j != set->rank && shm_has_out(op, j)) {
+            shm_own_ahead(set->peers[j].out + at, bytes);
+        }
+    }
+}
+
+/* One block of this rank's part, which ends at `end`. The next step's outputs are asked for during this one; where the
+ * operation is in place its inputs come with them, and are not asked for twice. all_reduce of 256 KiB, 1 and 16 MiB between
+ * cores of one cache takes 0.94, 0.93 and 0.94 of the time, 0.85 between others; of 4 ranks on 2 cores, which ask for
+ * nothing ahead, 0.86, 0.97 for 2 MiB, and 0.84 (EPYC). */
+static void shm_write_block(shm_set *set, shm_op *op, uint64_t at, uint64_t bytes, uint64_t end) {
+    uint64_t unit = shm_unit(op, SHM_WRITE_STEP), step = unit > SHM_WRITE_STEP ? unit : SHM_WRITE_STEP / unit * unit;
+    uint64_t until = at + bytes;
+    if (op->reduce.at == 0) {
+        shm_own_outs(set, op, at, bytes < step ? bytes : step);
+    }
+    while (at < until) {
+        uint64_t now = until - at < step ? until - at : step, left = end - at - now;
+        shm_own_outs(set, op, at + now, left < step ? left : step);
+        shm_write_some(set, op, at, now);
+        at += now;
     }
 }
 
@@ -272,7 +300,7 @@ static int shm_write_step(shm_set *set, shm_op *op) {
         if (!shm_ring_free(set, op->post.position, op->stride)) {
             return SHM_STUCK;
         }
-        shm_write_block(set, op, from + op->reduce.at, bytes);
+        shm_write_block(set, op, from + op->reduce.at, bytes, from + length);
         op->reduce.at += bytes;
         if (op->reduce.at < length) {
             return SHM_MOVED;
