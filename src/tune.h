@@ -45,8 +45,8 @@ static int64_t ddl__tune_chunk(const ddl__tuning *tuning, const ddl__plan_args *
     return wanted;
 }
 
-/* Where large messages are read, larger chunks are fewer questions and no less overlap, as long as nobody waits for a chunk
- * to pass it on: with a root the time to fill a tree counts, and in an all_to_all nothing is gained (docs/design.md). */
+/* Where large messages are read, a chunk costs an offer and an answer, and larger ones are fewer. With a root the time
+ * to fill a tree counts more (docs/design.md). */
 static int64_t ddl__tune_usual(const ddl__plan_args *args) {
     ddl_kind base = ddl__kind_base(args->kind);
     bool around = base == DDL_ALL_REDUCE || base == DDL_ALL_GATHER || base == DDL_REDUCE_SCATTER;

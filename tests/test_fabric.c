@@ -5,6 +5,8 @@
  * libfabric that fail or ask to come back; memory that is wanted back; deaths, strangers, and settings that make no
  * sense.
  * tests/run: variants=gcc,asan,valgrind timeout=150 */
+#include "mini_host.h"
+
 #include "fabric_faults.h"
 
 #include "fabric_host.h"

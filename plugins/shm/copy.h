@@ -22,6 +22,7 @@
 #define SHM_STREAMED_LEAST 2048u /* less is slower than an ordinary copy */
 #define SHM_OWN_LEAST 2048u      /* of a message: up to 1 KiB shm_own_ahead gains nothing */
 #define SHM_STRING_LEAST 2048u   /* from here on glibc's memcpy copies strings */
+#define SHM_LINES_MOST (1u << 20) /* what is longer does not come out of one core's cache */
 
 /* Copies whole words one by one, as somebody has just written them: a wider load would wait until those have left the
  * store buffer. `to` is aligned to 8. */
@@ -70,15 +71,16 @@ __attribute__((target("avx2"))) static void shm_copy_lines(uint8_t *to, const ui
 }
 #endif
 
-/* As memcpy, which copies strings from SHM_STRING_LEAST on. What another core has just written comes line by line, and loads
- * ask for more of them at once, wherever the two places lie in their pages: all_to_all of 128 KiB between two cores of one
- * cache takes 0.80 of the time, all_reduce of 32 KiB 0.86 (EPYC). */
+/* As memcpy, which copies strings from SHM_STRING_LEAST on. What another core has just written comes line by line, and
+ * loads ask for more of them at once: all_to_all of 128 KiB between two cores of one cache takes 0.80 of the time,
+ * all_reduce of 32 KiB 0.86 (EPYC). */
 static inline void shm_memcpy(void *to, const void *from, uint64_t bytes) {
     uint8_t *dst = to;
     const uint8_t *src = from;
     uint64_t done = 0;
 #if defined(__x86_64__)
-    if (bytes >= SHM_STRING_LEAST && __builtin_cpu_supports("avx2")) {
+    bool lines = bytes >= SHM_STRING_LEAST && (bytes <= SHM_LINES_MOST || shm_strings_stumble(to, from));
+    if (lines && __builtin_cpu_supports("avx2")) {
         uint64_t head = (0 - (uint64_t)(uintptr_t)dst) % 64;
         memcpy(dst, src, (size_t)head);
         done = head + (bytes - head) / 64 * 64;
@@ -135,9 +137,9 @@ static inline void shm_copy_over(void *to, const void *from, uint64_t bytes, boo
     shm_memcpy(to, from, bytes);
 }
 
-/* Asks for what another core has written, all lines at once, while its header is looked at. Where the core copies by wide
- * loads, as it does with AVX2, those ask as early, and what is asked here takes time only: 8 KiB by ping-pong between cores of
- * one cache 0.97 of the time without (EPYC). */
+/* Asks for what another core has written, all lines at once, while its header is looked at. With AVX2 the core copies by
+ * wide loads, which ask as early, and what is asked here only takes time: 8 KiB by ping-pong between cores of one cache
+ * take 0.97 of the time without (EPYC). */
 static inline void shm_ask_ahead(const uint8_t *from, uint64_t bytes) {
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx2")) {

@@ -941,7 +941,7 @@ static ddl_status shm_messages_open(shm *t) {
     m->stumbles = shm_may_stumble();
     m->eager_bytes = SHM_EAGER_BYTES < t->ring_bytes / 8 ? SHM_EAGER_BYTES : t->ring_bytes / 8;
     m->stream_bytes = SHM_STREAM_BYTES < t->ring_bytes ? SHM_STREAM_BYTES : t->ring_bytes;
-    m->stream_bytes = t->local_count == 2 && t->ring_bytes >= SHM_PAIR_RING_BYTES ? SHM_PAIR_STREAM_BYTES : m->stream_bytes;
+    m->stream_bytes = t->local_count == 2 && t->ring_bytes >= SHM_PAIR_STREAM_BYTES + SHM_RING_BYTES ? SHM_PAIR_STREAM_BYTES : m->stream_bytes;
     return getrandom(&m->probe, sizeof m->probe, 0) == sizeof m->probe ? DDL_OK : DDL_ERR_SYSTEM;
 }
 

@@ -451,7 +451,7 @@ static void shm_unmap(shm *t) {
 
 /* Whether there is room for what all ranks here take sooner or later, as they may be in one container. */
 static bool shm_may_take_memory(const shm *t) {
-    uint64_t each = t->staging_bytes + (uint64_t)t->local_count * t->ring_bytes, left = shm_memory_left(t);
+    uint64_t each = t->staging_bytes + (uint64_t)(t->local_count - 1) * t->ring_bytes, left = shm_memory_left(t);
     bool enough = left / (uint64_t)t->local_count >= each;
     if (!enough) {
         shm_log(t, DDL_LOG_WARN,

@@ -100,7 +100,7 @@ static ddl_status ddl__op_deliver(ddl_context *c, ddl__op *op, int32_t peer, con
                                   op->group->rank);
             return DDL_OK;
         }
-        memcpy(st->early + st->moved, payload, f->bytes);
+        ddl__copy_fresh(st->early + st->moved, payload, f->bytes);
     }
     ddl__step_arrived(c, op, i, f->bytes);
     return DDL_OK;
@@ -117,7 +117,7 @@ static ddl_status ddl__early_keep(ddl_context *c, ddl_group *g, int32_t peer, co
     e->source = peer;
     e->frame = *f;
     if (f->bytes > 0) {
-        memcpy(e->data, payload, f->bytes);
+        ddl__copy_fresh(e->data, payload, f->bytes);
     }
     c->stats.unexpected_bytes += f->bytes;
     ddl__early **end = &g->early;

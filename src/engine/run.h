@@ -223,7 +223,7 @@ static void ddl__step_consume(ddl__op *op, const ddl__step *s, uint64_t offset, 
     }
     char *dst = ddl__dst(op, s) + offset;
     if (s->kind == DDL__RECV) {
-        memcpy(dst, data, bytes);
+        ddl__copy_fresh(dst, data, bytes);
         return;
     }
     bool theirs_first = (s->flags & DDL__THEIRS_FIRST) != 0;

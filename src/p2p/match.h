@@ -492,7 +492,7 @@ static ddl_status ddl__keep_unexpected(ddl_context *c, ddl_group *g, int32_t sou
                            .bytes = f->signature};
     u->arrived_ns = u->tag < 0 ? ddl__now_ns() : 0;
     if (stored > 0) {
-        memcpy(u->data, offer != NULL ? (const void *)offer : data, stored);
+        ddl__copy_fresh(u->data, offer != NULL ? (const void *)offer : data, stored);
     }
     if (g->unexpected_last != NULL) {
         g->unexpected_last->next = u;
