@@ -1,5 +1,6 @@
-/* test_shm_copy: the copies of plugins/shm/copy.h, and the core's of what they left (src/p2p/copy.h), against a plain loop, at every distance of source and destination within
- * a page where one way ends and another begins, around every size where it does; not a byte beside them is touched. */
+/* test_shm_copy: the copies of plugins/shm/copy.h, and the core's of what they left (src/p2p/copy.h), against a plain loop,
+ * at every distance of source and destination within a page where one way ends and another begins, around every size
+ * where it does; not a byte beside them is touched. */
 #include "test.h"
 
 #include "../src/p2p/copy.h"

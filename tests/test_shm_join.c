@@ -304,15 +304,39 @@ static void other_setting(const char *setting) {
 TEST(other_settings_mean_another_way) { other_setting("SHM_RING_BYTES=128K"); }
 TEST(a_default_that_only_one_rank_names_is_another_setting) { other_setting("SHM_RING_BYTES=64K"); }
 
-/* The longer rings of two ranks are memory that collectives do without; what is set by hand stands. */
+static uint64_t left_bytes;
+static uint64_t some_left(const ddl_host *host) {
+    (void)host;
+    return left_bytes;
+}
+
+/* A container has to allow what all ranks stage and their rings to each other, and not a page more. */
+static void is_enough_from(endpoint *e, int n) {
+    const shm *t = e->self;
+    uint64_t all = (uint64_t)n * (t->staging_bytes + (uint64_t)(n - 1) * t->ring_bytes);
+    e->host.memory_left = some_left;
+    left_bytes = all;
+    CHECK(shm_may_take_memory(t));
+    left_bytes = all - SHM_PAGE;
+    CHECK(!shm_may_take_memory(t));
+    CHECK_STR(e->log, "raise its memory limit");
+    e->host.memory_left = NULL;
+}
+
+/* The longer rings of two ranks are memory that collectives do without; what is set by hand stands. Where messages of up
+ * to 128 KiB fit, those of two ranks go in pieces. */
 TEST(two_ranks_have_longer_rings_and_no_more_memory) {
     static const struct {
         int n;
         const char *first, *second;
-        uint64_t ring, staging;
-    } cases[] = {{2, NULL, NULL, 512 << 10, 3328 << 10}, {3, NULL, NULL, 64 << 10, 3776 << 10},
-                 {2, "SHM_RING_BYTES=64K", NULL, 64 << 10, 3776 << 10}, {2, "SHM_STAGING_BYTES=1M", NULL, 64 << 10, 1 << 20},
-                 {3, "SHM_RING_BYTES=32K", "SHM_STAGING_BYTES=1M", 32 << 10, 1 << 20}};
+        uint64_t ring, staging, stream;
+    } cases[] = {{2, NULL, NULL, 512 << 10, 3328 << 10, 128 << 10},
+                 {3, NULL, NULL, 64 << 10, 3776 << 10, 64 << 10},
+                 {2, "SHM_RING_BYTES=64K", NULL, 64 << 10, 3776 << 10, 64 << 10},
+                 {2, "SHM_RING_BYTES=192K", "SHM_STAGING_BYTES=1M", 192 << 10, 1 << 20, 128 << 10},
+                 {3, "SHM_RING_BYTES=192K", "SHM_STAGING_BYTES=1M", 192 << 10, 1 << 20, 64 << 10},
+                 {2, "SHM_STAGING_BYTES=1M", NULL, 64 << 10, 1 << 20, 64 << 10},
+                 {3, "SHM_RING_BYTES=32K", "SHM_STAGING_BYTES=1M", 32 << 10, 1 << 20, 32 << 10}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         static endpoint e[3];
         world_open_as(e, cases[i].n, cases[i].first, cases[i].second);
@@ -320,6 +344,8 @@ TEST(two_ranks_have_longer_rings_and_no_more_memory) {
             const shm *t = e[k].self;
             CHECK_EQ(t->ring_bytes, cases[i].ring);
             CHECK_EQ(t->staging_bytes, cases[i].staging);
+            CHECK_EQ(t->messages->stream_bytes, cases[i].stream);
+            is_enough_from(&e[k], cases[i].n);
             uint64_t promised = (4 << 20) + (uint64_t)(t->local_count - 1) * (64 << 10), page = 64 << 10; /* the largest */
             CHECK((uint64_t)(t->local_count - 1) * t->ring_bytes + t->staging_bytes + (sizeof(shm_window) + page - 1) / page * page <= promised);
         }
