@@ -1,7 +1,8 @@
 """tests/run: timeout=3000
 
 The plugins are real transports: the suites of messages, collectives and failures pass over each, with nothing of TCP in
-use; over shared memory also with plans in place of native collectives, and where no rank may read another's memory."""
+use; over shared memory also with plans in place of native collectives, where no rank may read another's memory, and where all
+that ranks write for each other goes past the caches."""
 import functools
 import os
 import re
@@ -15,6 +16,7 @@ CASES += [("shm", suite, "", {}) for suite in MESSAGES + FAILURES]
 CASES += [("shm", "test_overlap", "", {}), ("shm", "test_overlap", "_by_plans", {"DDL_ALGO": "ring"})]
 CASES += [("shm", "test_collectives", "_by_plans", {"DDL_ALGO": "ring"})]
 CASES += [("shm", suite, "_in_tensor_memory", {"TEST_LENT": "1"}) for suite in ("test_collectives", "test_mismatch")]
+CASES += [("shm", suite, "_to_distant_cores", {"DDL_SHM_DISTANT_NS": "0"}) for suite in ("test_p2p", "test_collectives")]
 CASES += [("shm", "test_p2p", "_in_streams", {"DDL_SHM_CMA": "0", "DDL_SHM_RING_BYTES": "16K"})]
 # To begin costs a rank over libfabric a tenth of a second, and the schedules of deaths are tried over the others.
 FEW = {} if os.environ.get("TEST_TORTURE") else {"FAULT_RUNS": "4"}

@@ -13,6 +13,7 @@
 #ifndef SHM_HELP_H
 #define SHM_HELP_H
 
+#include "distance.h"
 #include "doorbell.h"
 #include "memory.h"
 
@@ -94,7 +95,7 @@ static inline void shm_help_end(shm_helper *own, const shm_help *h) {
 static uint64_t shm_help_pieces(uint64_t bytes) { return (bytes + SHM_HELP_PIECE - 1) / SHM_HELP_PIECE; }
 
 /* Stages the next piece, if there is one and room for it, from where the receiver is. Returns whether it did. */
-static bool shm_help_next(shm *t, shm_helper *own, shm_help *h, const void *payload, uint64_t bytes) {
+static bool shm_help_next(shm *t, shm_helper *own, shm_help *h, const void *payload, uint64_t bytes, bool distant) {
     /* Acquire: the receiver has read what it is done with; its place may be written. */
     uint64_t taken = atomic_load_explicit(&h->taken, memory_order_acquire);
     uint64_t taking = atomic_load_explicit(&h->taking, memory_order_relaxed); /* where to go on: a hint */
@@ -112,8 +113,8 @@ static bool shm_help_next(shm *t, shm_helper *own, shm_help *h, const void *payl
         return false;
     }
     uint64_t at = next * SHM_HELP_PIECE, rest = bytes - at;
-    shm_memcpy(own->window->pieces[next % SHM_HELP_PIECES], (const uint8_t *)payload + at,
-               rest < SHM_HELP_PIECE ? rest : SHM_HELP_PIECE);
+    shm_copy_for(own->window->pieces[next % SHM_HELP_PIECES], (const uint8_t *)payload + at,
+                 rest < SHM_HELP_PIECE ? rest : SHM_HELP_PIECE, distant);
     /* Release: the piece lies there. */
     atomic_store_explicit(&own->window->holds[next % SHM_HELP_PIECES], own->stamp + next, memory_order_release);
     own->next = next + 1;
@@ -121,15 +122,15 @@ static bool shm_help_next(shm *t, shm_helper *own, shm_help *h, const void *payl
 }
 
 /* The same, once the receiver has begun, or where ranks share cores. */
-static bool shm_help_stage(shm *t, shm_helper *own, shm_help *h, const void *payload, uint64_t bytes) {
+static bool shm_help_stage(shm *t, shm_helper *own, shm_help *h, const void *payload, uint64_t bytes, bool distant) {
     bool begun = t->crowded || atomic_load_explicit(&h->taking, memory_order_relaxed) != 0;
-    return begun && shm_help_next(t, own, h, payload, bytes);
+    return begun && shm_help_next(t, own, h, payload, bytes, distant);
 }
 
 /* A window's worth, before the receiver has begun, and before it is woken. ping_pong of 128 KiB: on one core 38 -> 30 us, on
  * two 29 -> 27; woken before, 33 and 31. */
-static void shm_help_ahead(shm *t, shm_helper *own, shm_help *h, const void *payload, uint64_t bytes) {
-    while (shm_help_next(t, own, h, payload, bytes)) {
+static void shm_help_ahead(shm *t, shm_helper *own, shm_help *h, const void *payload, uint64_t bytes, bool distant) {
+    while (shm_help_next(t, own, h, payload, bytes, distant)) {
     }
 }
 

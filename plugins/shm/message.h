@@ -15,9 +15,11 @@
 #define SHM_MESSAGE_H
 
 #include "copy.h"
+#include "distance.h"
 #include "doorbell.h"
 #include "help.h"
 #include "memory.h"
+#include "queue.h"
 #include "ring.h"
 
 #include <sys/uio.h>
@@ -64,10 +66,6 @@ typedef struct shm_copy {
     uint64_t offset, bytes; /* in the arena, bytes 0: behind this struct */
 } shm_copy;
 
-typedef struct shm_queue {
-    ddl_message *first, **last;
-} shm_queue;
-
 typedef struct shm_link {
     shm_ring_end out, in;
     uint64_t full_at; /* what the peer was done with when there was no room for the first that waits */
@@ -97,42 +95,6 @@ typedef struct shm_messages {
 } shm_messages;
 
 static shm_link *shm_link_of(const shm *t, int32_t i) { return &t->messages->links[i]; }
-
-/* ---- queues ---- */
-
-static void shm_queue_add(shm_queue *q, ddl_message *m) {
-    m->next = NULL;
-    *q->last = m;
-    q->last = &m->next;
-}
-
-static ddl_message *shm_queue_take(shm_queue *q) {
-    ddl_message *m = q->first;
-    q->first = m->next;
-    if (q->first == NULL) {
-        q->last = &q->first;
-    }
-    return m;
-}
-
-/* Puts `instead` (or nothing) where m is. false: m is not in the queue. */
-static bool shm_queue_replace(shm_queue *q, ddl_message *m, ddl_message *instead) {
-    ddl_message **at = &q->first;
-    while (*at != NULL && *at != m) {
-        at = &(*at)->next;
-    }
-    if (*at == NULL) {
-        return false;
-    }
-    if (instead != NULL) {
-        instead->next = m->next;
-    }
-    *at = instead != NULL ? instead : m->next;
-    if (q->last == &m->next) {
-        q->last = instead != NULL ? &instead->next : at;
-    }
-    return true;
-}
 
 static shm_fetch *shm_record_of(const ddl_message *m) { return (shm_fetch *)(uintptr_t)m->priv[SHM_NOTE_RECORD]; }
 
@@ -226,7 +188,8 @@ enum { SHM_FULL, SHM_TAKEN, SHM_BORROWED };
 
 #define SHM_LINED_AT (SHM_RING_LINE - SHM_RING_WORD) /* of a record: there a line begins, which speeds the copies up */
 
-static int shm_push_eager(shm_link *l, const ddl_message *m, bool strings) {
+static int shm_push_eager(shm *t, int32_t i, const ddl_message *m) {
+    shm_link *l = shm_link_of(t, i);
     uint32_t kind = m->payload_bytes >= SHM_LINED_LEAST ? SHM_LINED : SHM_EAGER;
     uint64_t at = kind == SHM_LINED ? SHM_LINED_AT : DDL_MESSAGE_HEADER_BYTES;
     uint8_t *to = shm_ring_reserve(&l->out, at + m->payload_bytes);
@@ -235,7 +198,7 @@ static int shm_push_eager(shm_link *l, const ddl_message *m, bool strings) {
     }
     shm_copy_words(to, m->header, DDL_MESSAGE_HEADER_BYTES);
     if (m->payload_bytes > 0) {
-        shm_copy_over(to + at, m->payload, m->payload_bytes, strings);
+        shm_copy_to_peer(t, i, to + at, m->payload, m->payload_bytes, t->messages->strings);
     }
     shm_ring_publish(&l->out, kind, at + m->payload_bytes);
     return SHM_TAKEN;
@@ -249,7 +212,8 @@ static void shm_want(shm_link *l, bool want) {
 /* Does the peer read this message from memory of ours that it does not map? */
 static bool shm_is_read(const ddl_message *m) { return m->priv[SHM_NOTE_COPY] == 0 && !shm_record_of(m)->lent; }
 
-static int shm_push_fetch(shm *t, shm_link *l, ddl_message *m, uint64_t at, bool lent) {
+static int shm_push_fetch(shm *t, int32_t i, ddl_message *m, uint64_t at, bool lent) {
+    shm_link *l = shm_link_of(t, i);
     shm_fetch *to = shm_ring_reserve(&l->out, sizeof *to);
     if (to == NULL) {
         return SHM_FULL;
@@ -262,11 +226,12 @@ static int shm_push_fetch(shm *t, shm_link *l, ddl_message *m, uint64_t at, bool
     shm_help_begin(&to->help);
     m->priv[SHM_NOTE_RECORD] = (uint64_t)(uintptr_t)to;
     shm_want(l, true);
+    shm_sound(t);
     m->priv[SHM_NOTE_END] = shm_ring_publish(&l->out, SHM_FETCH, sizeof *to);
     const ddl_message *before = l->fetched.first;
     bool first = before == NULL || before->priv[SHM_NOTE_END] <= shm_ring_done(&l->out) || !shm_is_read(before);
     if (!lent && t->crowded && first) { /* else the window is for the one before */
-        shm_help_ahead(t, &t->messages->helper, &to->help, m->payload, m->payload_bytes);
+        shm_help_ahead(t, &t->messages->helper, &to->help, m->payload, m->payload_bytes, t->distances[i].distant);
     }
     return SHM_BORROWED;
 }
@@ -295,7 +260,7 @@ static int shm_push_stream(shm *t, int32_t i, ddl_message *m) {
         if (to == NULL) {
             return SHM_FULL;
         }
-        shm_copy_over(to + SHM_LINED_AT, (const uint8_t *)m->payload + (*done - 1), piece, t->messages->strings);
+        shm_copy_to_peer(t, i, to + SHM_LINED_AT, (const uint8_t *)m->payload + (*done - 1), piece, t->messages->strings);
         shm_ring_publish(&l->out, SHM_PIECE, SHM_LINED_AT + piece);
         *done += piece;
     }
@@ -304,21 +269,20 @@ static int shm_push_stream(shm *t, int32_t i, ddl_message *m) {
 
 /* Puts a message into the ring, by the best way that works now. What was begun as a stream is ended as one. */
 static int shm_push(shm *t, int32_t i, ddl_message *m) {
-    shm_link *l = shm_link_of(t, i);
     uint64_t offset = 0;
     if (m->priv[SHM_NOTE_DONE] > 0) {
         return shm_push_stream(t, i, m);
     }
     if (m->payload_bytes > SHM_LENT_BYTES && shm_locate(t, m->payload, m->payload_bytes, &offset)) {
-        return shm_push_fetch(t, l, m, offset, true);
+        return shm_push_fetch(t, i, m, offset, true);
     }
     if (m->payload_bytes <= t->messages->eager_bytes) {
-        return shm_push_eager(l, m, t->messages->strings);
+        return shm_push_eager(t, i, m);
     }
     /* Relaxed: a hint, either way is right. */
     if (m->payload_bytes > t->messages->stream_bytes &&
         atomic_load_explicit(&shm_control(t, i)->pulls[t->local_index], memory_order_relaxed) == SHM_PULLS) {
-        return shm_push_fetch(t, l, m, (uint64_t)(uintptr_t)m->payload, false);
+        return shm_push_fetch(t, i, m, (uint64_t)(uintptr_t)m->payload, false);
     }
     return shm_push_stream(t, i, m);
 }
@@ -381,7 +345,8 @@ static ddl_status shm_message_send(shm *t, int32_t i, ddl_message *m) {
     if (pushed == SHM_TAKEN) {
         uint64_t bytes = m->payload_bytes; /* the next one may be as long */
         const uint8_t *next = shm_ring_ahead(&l->out, SHM_LINED_AT + bytes);
-        if (!t->crowded && bytes >= SHM_OWN_LEAST && bytes <= t->messages->eager_bytes && next != NULL) {
+        bool caches = !t->crowded && !(t->distances[i].distant && bytes >= SHM_DISTANT_LEAST);
+        if (caches && bytes >= SHM_OWN_LEAST && bytes <= t->messages->eager_bytes && next != NULL) {
             shm_own_ahead(next + SHM_RING_LINE, bytes); /* at the first line the receiver looks */
         }
         return DDL_OK;
@@ -451,14 +416,6 @@ static bool shm_copy_instead(shm *t, shm_link *l, ddl_message *m) {
     }
     shm_queue_replace(&l->waiting, m, copy != NULL ? &copy->message : NULL);
     return copy != NULL;
-}
-
-static bool shm_queue_has(const shm_queue *q, const ddl_message *m) {
-    const ddl_message *at = q->first;
-    while (at != NULL && at != m) {
-        at = at->next;
-    }
-    return at != NULL;
 }
 
 static void shm_message_recall(shm *t, int32_t i, ddl_message *m) {
@@ -645,6 +602,7 @@ static bool shm_take_eager(shm *t, int32_t i, const uint8_t *record, uint64_t at
         return shm_damaged(t, i);
     }
     if (at != DDL_MESSAGE_HEADER_BYTES) {
+        shm_listen(t, i, bytes - at);
         shm_ask_ahead(record + at, bytes - at);
     }
     ddl_status status = /* the core copies the header before it looks at it */
@@ -671,6 +629,7 @@ static bool shm_take_fetch(shm *t, int32_t i, shm_fetch *record, uint64_t bytes)
     if (!l->landing && !shm_land(t, i, said.header, said.bytes)) {
         return false;
     }
+    shm_listen(t, i, said.bytes);
     int how = l->to == NULL ? SHM_FETCHED : shm_fetch_from(t, i, record, said.at, said.lent != 0);
     if (how == SHM_REFUSED) {
         atomic_store_explicit(&shm_control(t, t->local_index)->pulls[i], SHM_PULLS_NOT, memory_order_relaxed);
@@ -712,6 +671,7 @@ static bool shm_take_piece(shm *t, int32_t i, const uint8_t *record, uint64_t by
     if (!l->landing || bytes < SHM_LINED_AT || bytes - SHM_LINED_AT > l->bytes - l->done) {
         return shm_damaged(t, i);
     }
+    shm_listen(t, i, bytes);
     if (l->to != NULL) {
         shm_memcpy(l->to + l->done, record + SHM_LINED_AT, bytes - SHM_LINED_AT);
     }
@@ -765,9 +725,9 @@ static int32_t shm_receive(shm *t, int32_t i, bool expected) {
 /* ---- progress ---- */
 
 /* Stages a piece of what the peer is fetching. Returns whether it did. */
-static bool shm_send_help(shm *t, const ddl_message *m) {
-    return shm_is_read(m) &&
-           shm_help_stage(t, &t->messages->helper, &shm_record_of(m)->help, m->payload, m->payload_bytes);
+static bool shm_send_help(shm *t, int32_t i, const ddl_message *m) {
+    return shm_is_read(m) && shm_help_stage(t, &t->messages->helper, &shm_record_of(m)->help, m->payload, m->payload_bytes,
+                                            t->distances[i].distant);
 }
 
 /* Ends what the peer has fetched, lends what it refused, sends what has room. */
@@ -788,7 +748,7 @@ static int32_t shm_send_progress(shm *t, int32_t i) {
         }
     }
     count += shm_send_on(t, i);
-    count += l->fetched.first != NULL && shm_send_help(t, l->fetched.first);
+    count += l->fetched.first != NULL && shm_send_help(t, i, l->fetched.first);
     if (l->out.broken) {
         shm_damaged(t, i);
     } else if (l->fetched.first == NULL && l->waiting.first == NULL) {

@@ -238,8 +238,8 @@ static bool shm_split_post(shm_set *set, shm_op *op) {
     uint8_t *to = shm_own_piece(set) + shm_ring_at(set, walk->position);
     const uint8_t *in = (const uint8_t *)op->call.in + walk->at;
     shm_part_range(shm_part_of_round(set, op, bytes), set->rank, bytes, &from, &length);
-    shm_memcpy(to, in, from);
-    shm_memcpy(to + from + length, in + from + length, bytes - from - length);
+    shm_copy_for(to, in, from, set->distant);
+    shm_copy_for(to + from + length, in + from + length, bytes - from - length, set->distant);
     shm_walk_on(set, op, walk, span);
     shm_publish(set, &set->own->posted, end);
     return true;

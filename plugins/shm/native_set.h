@@ -99,6 +99,7 @@ typedef struct shm_set {
     int32_t entry, piece; /* in the directory, in staging */
     bool found;           /* the pieces of all */
     bool cancelled, left;
+    bool distant;         /* those who read what this rank writes: distance.h */
     uint64_t ring_bytes;
     uint64_t floor;    /* every rank has ended all operations up to this one */
     uint64_t position; /* of the ring, where the next large operation begins */

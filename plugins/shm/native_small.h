@@ -8,6 +8,7 @@
 #define SHM_NATIVE_SMALL_H
 
 #include "copy.h"
+#include "distance.h"
 #include "native_set.h"
 
 #include <sched.h>
@@ -81,12 +82,12 @@ static inline uint64_t shm_given_bytes(const shm_set *set, const shm_op *op) {
 static inline void shm_give(const shm_set *set, const shm_op *op, uint8_t *to, uint64_t at, uint64_t bytes) {
     const uint8_t *in = op->call.in;
     if (!shm_kind_of(op)->parts) {
-        shm_memcpy(to, in + at, bytes);
+        shm_copy_for(to, in + at, bytes, set->distant);
         return;
     }
     for (int32_t j = 0; j < set->count; j++) {
         if (j != set->rank) {
-            shm_memcpy(to + (uint64_t)j * bytes, in + (uint64_t)j * op->call.bytes + at, bytes);
+            shm_copy_for(to + (uint64_t)j * bytes, in + (uint64_t)j * op->call.bytes + at, bytes, set->distant);
         }
     }
 }
@@ -169,6 +170,9 @@ static inline void shm_arrive(shm_set *set, const shm_op *op, uint64_t slot_byte
     uint64_t sequence = op->call.sequence;
     shm_line *line = &set->own->lines[sequence % SHM_LINES];
     const uint8_t *slot = set->own->slots[(sequence + 1) % SHM_SLOTS];
+    if (op->given >= SHM_DISTANT_LEAST) {
+        shm_sound(set->t);
+    }
     line->signature = op->call.signature;
     if (set->t->crowded) {
         atomic_store_explicit(&line->core, sched_getcpu(), memory_order_relaxed);
@@ -176,7 +180,8 @@ static inline void shm_arrive(shm_set *set, const shm_op *op, uint64_t slot_byte
     atomic_store_explicit(&line->sequence, sequence, memory_order_release); /* with signature and data */
     shm_wake_others(set);
     shm_prefetch_write(&set->own->lines[(sequence + 1) % SHM_LINES]);
-    for (uint64_t i = 0; i < slot_bytes; i += SHM_LINE) {
+    bool past = set->distant && slot_bytes >= SHM_DISTANT_LEAST; /* the caches */
+    for (uint64_t i = 0; i < slot_bytes && !past; i += SHM_LINE) {
         shm_prefetch_write(slot + i);
     }
 }
@@ -209,6 +214,19 @@ static inline bool shm_arrived(shm_set *set, shm_op *op) {
         }
     }
     return true;
+}
+
+/* Once the others have arrived: are half of those who read what this rank writes, or more, on distant cores? Ranks that
+ * share cores change them all the time: there one that was counts for all. */
+static void shm_look_around(shm_set *set, const shm_op *op) {
+    int32_t distant = 0;
+    for (int32_t j = 0; j < set->count; j++) {
+        if (j != set->rank) {
+            shm_listen(set->t, set->peers[j].local, op->given);
+            distant += set->t->distances[set->peers[j].local].distant;
+        }
+    }
+    set->distant = distant > 0 && (set->t->crowded || 2 * distant >= set->count - 1);
 }
 
 /* Of ranks that share cores: is one that has not come yet on this rank's own core, as far as its last arrival tells? Then
@@ -254,6 +272,9 @@ static int shm_small_step(shm_set *set, shm_op *op) {
     }
     uint64_t at = shm_slot_at(op->call.sequence, op->given);
     shm_get(set, op, set->pieces, at, op->call.bytes, 0, op->call.bytes);
+    if (op->given >= SHM_DISTANT_LEAST && op->awaited == set->count) {
+        shm_look_around(set, op); /* for those that follow */
+    }
     shm_tell_end(set, op);
     return SHM_ENDED;
 }

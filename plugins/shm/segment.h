@@ -51,6 +51,7 @@
 #define SHM_ARENAS_MAX ((uint64_t)16 << 40)
 #define SHM_COMMIT_STEP ((uint64_t)32 << 20) /* a signal undoes what one fallocate has done so far */
 #define SHM_ASK_BYTES (1u << 20)             /* from here on what a control group allows is asked before memory is taken */
+#define SHM_DISTANT_NS 100u /* see distance.h */
 #define SHM_SETS 32                          /* entries of a rank's directory: sets of native collectives */
 #define SHM_HEADER_BYTES ((SHM_LOCAL_MAX * 4u + 2 * SHM_PAGE - 1) / SHM_PAGE * SHM_PAGE)
 
@@ -95,7 +96,8 @@ enum { SHM_PULLS_UNKNOWN, SHM_PULLS, SHM_PULLS_NOT };
 /* One page for each rank. Written by that rank, but for the words that say otherwise. */
 typedef struct shm_control_block {
     _Alignas(SHM_LINE) _Atomic uint32_t sleeping; /* 1: wake me; whoever wakes makes it 0 */
-    _Alignas(SHM_LINE) _Atomic int32_t pid;       /* where process_vm_readv finds ... */
+    _Alignas(2 * SHM_LINE) _Atomic uint32_t sounding; /* distance.h; alone, as lines are fetched in pairs */
+    _Alignas(2 * SHM_LINE) _Atomic int32_t pid;       /* where process_vm_readv finds ... */
     _Atomic uint64_t probe_at, probe;             /* ... this number at this address */
     _Alignas(SHM_LINE) _Atomic uint8_t written[SHM_LOCAL_MAX]; /* [i] by rank i: its ring to this rank is in use */
     _Alignas(SHM_LINE) _Atomic uint8_t pulls[SHM_LOCAL_MAX];   /* [i]: SHM_PULLS if it can read i's memory */
@@ -106,6 +108,13 @@ _Static_assert(sizeof(shm_header) <= SHM_HEADER_BYTES, "the states fit");
 _Static_assert(sizeof(shm_control_block) <= SHM_PAGE, "a control block is a page");
 
 enum { SHM_GATHERING, SHM_JOINING, SHM_JOINED, SHM_DECLINED, SHM_BARRED }; /* barred: all know without a word */
+
+/* What this rank knows of where another runs: distance.h. */
+typedef struct shm_distance {
+    uint64_t last_ns;
+    uint32_t word, wait;
+    bool distant;
+} shm_distance;
 
 /* The endpoint of one context. The last part belongs to the other files. */
 typedef struct shm {
@@ -126,6 +135,8 @@ typedef struct shm {
     uint8_t *base;                    /* all but the arenas */
     uint64_t ring_bytes, staging_bytes, shared_bytes, segment_bytes, arena_bytes;
 
+    shm_distance distances[SHM_LOCAL_MAX]; /* by local index */
+    uint64_t distant_ns; /* DDL_SHM_DISTANT_NS */
     bool may_fetch; /* DDL_SHM_CMA */
     int bell; /* the socket that wakes this rank */
     bool armed;
@@ -217,9 +228,9 @@ static ddl_status shm_commit(const shm *t, uint64_t offset, uint64_t bytes) {
 
 /* ---- the address ---- */
 
-/* A size in bytes from a setting, brought to a multiple of unit. *bytes stays when there is none. */
-static bool shm_setting_bytes(const shm *t, const char *name, uint64_t least, uint64_t most, uint64_t unit,
-                              uint64_t *bytes) {
+/* A number of `what` from a setting, brought to a multiple of unit. *number stays when there is none. */
+static bool shm_setting_number(const shm *t, const char *name, const char *what, uint64_t least, uint64_t most,
+                               uint64_t unit, uint64_t *number) {
     const char *text = t->host->setting(t->host, name);
     if (text == NULL) {
         return true;
@@ -228,11 +239,11 @@ static bool shm_setting_bytes(const shm *t, const char *name, uint64_t least, ui
     unsigned long long n = text[0] >= '0' && text[0] <= '9' ? strtoull(text, &end, 10) : UINT64_MAX;
     int shift = n > most ? 0 : *end == 'K' ? 10 : *end == 'M' ? 20 : *end == 'G' ? 30 : 0;
     if (n > most || end[shift > 0] != 0 || n > (most >> shift) || (n << shift) < least) {
-        shm_log(t, DDL_LOG_WARN, "DDL_%s is \"%.40s\"; bytes from %" PRIu64 " to %" PRIu64 " are possible, with K, M or "
-                "G behind the number; no shared memory until it is corrected or unset", name, text, least, most);
+        shm_log(t, DDL_LOG_WARN, "DDL_%s is \"%.40s\"; %s from %" PRIu64 " to %" PRIu64 " are possible, with K, M or "
+                "G behind the number; no shared memory until it is corrected or unset", name, text, what, least, most);
         return false;
     }
-    *bytes = ((uint64_t)n << shift) / unit * unit + ((n << shift) % unit != 0 ? unit : 0);
+    *number = ((uint64_t)n << shift) / unit * unit + ((n << shift) % unit != 0 ? unit : 0);
     return true;
 }
 
@@ -260,13 +271,15 @@ static uint64_t shm_arena_offer(void) {
 /* False: a setting makes no sense, and was told so. */
 static bool shm_address_make(shm *t) {
     shm_address *a = &t->address;
-    memcpy(a->magic, "ddlshm09", 8);
+    memcpy(a->magic, "ddlshm10", 8);
     a->page_bytes = (uint32_t)sysconf(_SC_PAGESIZE);
     a->uid = (uint32_t)geteuid();
     a->arena_bytes = shm_arena_offer();
-    return shm_setting_bytes(t, "SHM_RING_BYTES", 16u << 10, 16u << 20, SHM_PAGE, &a->ring_bytes) &&
-           shm_setting_bytes(t, "SHM_STAGING_BYTES", 128u << 10, 1u << 30, SHM_PAGE, &a->staging_bytes) &&
-           shm_setting_bytes(t, "SHM_ARENA_BYTES", 64u << 20, SHM_ARENAS_MAX, 2u << 20, &a->arena_bytes) &&
+    t->distant_ns = SHM_DISTANT_NS;
+    return shm_setting_number(t, "SHM_RING_BYTES", "bytes", 16u << 10, 16u << 20, SHM_PAGE, &a->ring_bytes) &&
+           shm_setting_number(t, "SHM_STAGING_BYTES", "bytes", 128u << 10, 1u << 30, SHM_PAGE, &a->staging_bytes) &&
+           shm_setting_number(t, "SHM_ARENA_BYTES", "bytes", 64u << 20, SHM_ARENAS_MAX, 2u << 20, &a->arena_bytes) &&
+           shm_setting_number(t, "SHM_DISTANT_NS", "nanoseconds", 0, 1u << 30, 1, &t->distant_ns) &&
            shm_setting_switch(t, "SHM_CMA", &t->may_fetch);
 }
 
