@@ -30,6 +30,7 @@ static void give(void *user, void *block) {
 
 typedef struct job {
     int port;
+    const char *over; /* this transport and no other; NULL: those that there are */
     char secret[65];
     memory memory[RANKS];
     ddl_status status[RANKS];
@@ -86,6 +87,7 @@ static void life(int rank, int n, void *arg) {
     ddl_config config = {.world_size = n,
                          .rank = rank,
                          .rendezvous = place,
+                         .transports = j->over,
                          .secret = j->secret,
                          .secret_bytes = 64,
                          .timeout_ms = (int64_t)(1500 * test_slow()),
@@ -109,11 +111,12 @@ static void life(int rank, int n, void *arg) {
 }
 
 /* One job. Returns how often the victim allocated. */
-static long run(int victim, long fail_at, int persistent) {
+static long run(const char *over, int victim, long fail_at, int persistent) {
     job *j = (job *)calloc(1, sizeof *j);
     double start = test_now_s();
     int before = test__now->failures;
     j->port = ranks_port();
+    j->over = over;
     ranks_secret(j->secret);
     j->memory[victim].fail_at = fail_at;
     j->memory[victim].persistent = persistent;
@@ -140,25 +143,37 @@ static long run(int victim, long fail_at, int persistent) {
     return calls;
 }
 
-TEST(a_failed_allocation_is_a_status_and_the_next_try_works) {
-    uint64_t random = fault_seed("allocations");
+static void failures(const char *what, const char *over, int normal) {
+    uint64_t random = fault_seed(what);
     int fds = fault_fds();
     long calls[RANKS], tried = 0;
     for (int i = 0; i < RANKS; i++) {
-        calls[i] = run(i, 0, 0);
+        calls[i] = run(over, i, 0, 0);
         CHECK(calls[i] > 20);
     }
     const char *one = getenv("FAULT_N");
-    long runs = one != NULL ? 1 : fault_torture() ? calls[0] * 2 * RANKS : fault_runs(24, 24);
+    long runs = one != NULL ? 1 : fault_torture() ? calls[0] * 2 * RANKS : fault_runs(normal, normal);
     for (long i = 0; i < runs && test__now->failures < 20; i++) {
         int victim = fault_torture() ? (int)(i % RANKS) : (int)(fault_random(&random) % RANKS);
         int persistent = (int)(i / RANKS % 2);
         long n = one != NULL ? atol(one) : fault_torture() ? i / RANKS / 2 + 1
                                          : 1 + (long)(fault_random(&random) % (uint64_t)calls[victim]);
-        run(victim, n, persistent);
+        run(over, victim, n, persistent);
         tried++;
     }
-    run(0, 0, 0); /* after all that, everything works */
+    run(over, 0, 0, 0); /* after all that, everything works */
     CHECK_EQ(fault_fds(), fds);
     printf("  %ld failures of %ld, %ld and %ld allocations\n", tried, calls[0], calls[1], calls[2]);
+}
+
+TEST(a_failed_allocation_is_a_status_and_the_next_try_works) { failures("allocations", NULL, 24); }
+
+/* The plugin takes its memory of the same allocator. */
+TEST(so_it_is_over_libfabric) {
+    if (!fault_has_plugin("fabric")) {
+        SKIP("libddl-fabric.so is not built; make plugins builds it, where libfabric is");
+    }
+    setenv("DDL_PLUGIN_PATH", fault_plugins(), 1);
+    run("fabric:tcp", 0, 0, 0); /* what libfabric opens for the whole process */
+    failures("allocations over libfabric", "fabric:tcp", 24);
 }

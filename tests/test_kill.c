@@ -1,5 +1,5 @@
-/* A rank is killed by SIGKILL in the middle of every collective, algorithm and kind of message, over sockets and over
- * shared memory. Every survivor gets DDL_ERR_PEER naming that rank, all with the same cause, within a second; nobody has
+/* A rank is killed by SIGKILL in the middle of every collective, algorithm and kind of message, over sockets, over shared
+ * memory and over libfabric. Every survivor gets DDL_ERR_PEER naming that rank, all with the same cause, within a second; nobody has
  * believed half of a result; the survivors shrink and go on.
  * tests/run: timeout=240
  * FAULT_RUNS sets the number of kills, TEST_SEED repeats a run. */
@@ -78,8 +78,8 @@ typedef struct shared {
     int64_t count;
     int victim;
     int secret;   /* 0: unix sockets, no job secret */
-    int shm;      /* by shared memory and nothing else; then: */
-    int lent;     /* buffers are tensor memory, which the others see */
+    const char *over; /* this transport and no other; NULL: sockets */
+    int lent;     /* buffers are tensor memory, which the others see over shared memory */
     int cma;      /* ranks may read each other's ordinary memory */
     int blocking; /* the blocking calls; by requests otherwise */
     int turn;     /* rounds with the same root */
@@ -271,8 +271,8 @@ static void settings(const shared *s) {
     if (!s->secret) {
         unsetenv("DDL_SECRET");
     }
-    if (s->shm) {
-        setenv("DDL_TRANSPORTS", "shm", 1);
+    if (s->over != NULL) {
+        setenv("DDL_TRANSPORTS", s->over, 1);
         setenv("DDL_PLUGIN_PATH", fault_plugins(), 1);
         setenv("DDL_SHM_CMA", s->cma ? "1" : "0", 1);
     }
@@ -360,23 +360,23 @@ static void judge(shared *s, const ranks *r, double killed, double *times, int *
 }
 
 /* Two of three collectives over shared memory are native: small, staged, or in each other's tensors. */
-static void choose(shared *s, uint64_t *random, int shm) {
+static void choose(shared *s, uint64_t *random, const char *over) {
     static const int64_t counts[] = {2, 512, 16384, ELEMENTS_MAX};
-    bool native = shm && fault_random(random) % 3 != 0;
+    bool shm = over != NULL && strcmp(over, "shm") == 0, native = shm && fault_random(random) % 3 != 0;
     memset(s, 0, sizeof *s);
-    s->shm = shm;
+    s->over = over;
     s->what = native ? &natives[fault_random(random) % NATIVES] : &scenarios[fault_random(random) % SCENARIOS];
     s->count = counts[fault_random(random) % 4];
     s->victim = (int)(fault_random(random) % RANKS);
     s->secret = fault_random(random) % 4 != 0;
-    s->lent = shm && fault_random(random) % 2 != 0;
+    s->lent = over != NULL && fault_random(random) % 2 != 0;
     s->cma = fault_random(random) % 3 != 0;
     s->blocking = fault_random(random) % 2 != 0;
     s->turn = fault_random(random) % 2 != 0 ? 1 : 50;
 }
 
-static void one_kill(shared *s, uint64_t *random, int shm, double *times, int *time_count) {
-    choose(s, random, shm);
+static void one_kill(shared *s, uint64_t *random, const char *over, double *times, int *time_count) {
+    choose(s, random, over);
     unsigned delay = (unsigned)(fault_random(random) % 20000);
     ranks r;
     ranks_start(&r, RANKS, victim_or_survivor, s);
@@ -395,17 +395,17 @@ static void one_kill(shared *s, uint64_t *random, int shm, double *times, int *t
         printf("  kill of rank %d after %u us in %s, %lld elements, %s%s%s%s\n", s->victim, delay,
                s->what->algorithm != NULL ? s->what->algorithm : "messages", (long long)s->count,
                s->secret ? "a secret" : "no secret", s->blocking ? ", blocking" : "", s->lent ? ", tensor memory" : "",
-               s->shm && s->cma ? ", process_vm_readv" : "");
+               s->over != NULL && s->cma ? ", process_vm_readv where it is used" : "");
     }
 }
 
-static void kills(const char *what, int shm) {
+static void kills(const char *what, const char *over, int normal) {
     uint64_t random = fault_seed(what);
-    int runs = fault_runs(40, 200), time_count = 0;
+    int runs = fault_runs(normal, 200), time_count = 0;
     shared *s = (shared *)ranks_shared(sizeof *s);
     double *times = (double *)calloc((size_t)(runs * RANKS), sizeof *times);
     for (int i = 0; i < runs && test__now->failures < 20; i++) {
-        one_kill(s, &random, shm, times, &time_count);
+        one_kill(s, &random, over, times, &time_count);
     }
     double p50 = fault_percentile(times, time_count, 0.5), p99 = fault_percentile(times, time_count, 0.99);
     printf("  %d kills, %d survivors: noticed after %.1f ms (median), %.1f ms (99 %%), %.1f ms (longest)\n", runs,
@@ -517,11 +517,11 @@ static void goes_on_or_waits(int rank, int n, void *arg) {
     CHECK_EQ(ddl_finalize(&c), DDL_OK);
 }
 
-static void one_goes_on(int shm) {
+static void one_goes_on(const char *over) {
     shared *s = (shared *)ranks_shared(sizeof *s);
     ranks r;
     s->secret = 1;
-    s->shm = shm;
+    s->over = over;
     ranks_start(&r, RANKS, goes_on_or_waits, s);
     while (s->running < RANKS && r.running == RANKS) {
         ranks__reap(&r);
@@ -537,9 +537,12 @@ static void one_goes_on(int shm) {
 }
 
 TEST(who_waits_for_a_survivor_that_has_gone_on_hears_of_the_death) {
-    one_goes_on(0);
+    one_goes_on(NULL);
     if (fault_has_plugin("shm")) {
-        one_goes_on(1);
+        one_goes_on("shm");
+    }
+    if (fault_has_plugin("fabric")) {
+        one_goes_on("fabric:tcp");
     }
 }
 
@@ -628,11 +631,19 @@ TEST(a_death_that_a_batch_meets_while_it_is_started_ends_its_receive_once) {
     munmap(s, sizeof *s);
 }
 
-TEST(every_survivor_names_the_rank_that_was_killed_and_goes_on) { kills("kills", 0); }
+TEST(every_survivor_names_the_rank_that_was_killed_and_goes_on) { kills("kills", NULL, 40); }
 
 TEST(so_it_does_over_shared_memory) {
     if (!fault_has_plugin("shm")) {
         SKIP("libddl-shm.so is not built; make plugins builds it");
     }
-    kills("kills over shared memory", 1);
+    kills("kills over shared memory", "shm", 40);
+}
+
+/* To begin costs each rank a quarter of a second of the processor. */
+TEST(so_it_does_over_libfabric) {
+    if (!fault_has_plugin("fabric")) {
+        SKIP("libddl-fabric.so is not built; make plugins builds it, where libfabric is");
+    }
+    kills("kills over libfabric", "fabric:tcp", 10);
 }

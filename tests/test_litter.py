@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""All ranks of a job are killed by SIGKILL at random points of start, run and end, over sockets and over shared memory.
-Nothing is left: no file in /dev/shm or /tmp, no socket, no file of memory, no process; and the job starts again on the
+"""All ranks of a job are killed by SIGKILL at random points of start, run and end, over sockets, over shared memory and
+over libfabric. Nothing is left: no file in /dev/shm or /tmp, no socket, no file of memory, no process; and the job starts again on the
 same port at once.
 
 TEST_TORTURE=1: 100 kills of each; TEST_SEED repeats a run."""
@@ -117,9 +117,9 @@ def one_kill(program, pick, folder, before, transport):
     return time.monotonic() - begun, things
 
 
-def kills(transport):
+def kills(transport, normal=10):
     seed = int(os.environ.get("TEST_SEED", int(time.time() * 1000) % 1000000))
-    runs = int(os.environ.get("FAULT_RUNS", 100 if "TEST_TORTURE" in os.environ else 10))
+    runs = int(os.environ.get("FAULT_RUNS", 100 if "TEST_TORTURE" in os.environ else normal))
     print(f"litter of {transport}: TEST_SEED={seed}", flush=True)
     pick, program, times, seen = random.Random(seed), fault_rank(), [], set()
     with tempfile.TemporaryDirectory(prefix="ddl-test-") as folder:
@@ -144,6 +144,13 @@ def so_it_does_over_shared_memory():
     if not (BUILD / "libddl-shm.so").exists():
         skip("libddl-shm.so is not built; make plugins builds it")
     check("/memfd:ddl-shm" in kills("shm"), "no rank was seen with shared memory: this looked at nothing")
+
+
+@test
+def so_it_does_over_libfabric():
+    if not (BUILD / "libddl-fabric.so").exists():
+        skip("libddl-fabric.so is not built; make plugins builds it, where libfabric is")
+    check("socket" in kills("fabric:tcp", 5), "no rank was seen with a socket: this looked at nothing")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ CASES += [("shm", suite, "_to_distant_cores", {"DDL_SHM_DISTANT_NS": "0"}) for s
 CASES += [("shm", "test_p2p", "_in_streams", {"DDL_SHM_CMA": "0", "DDL_SHM_RING_BYTES": "16K"})]
 # To begin costs a rank over libfabric a tenth of a second, and the schedules of deaths are tried over the others.
 FEW = {} if os.environ.get("TEST_TORTURE") else {"FAULT_RUNS": "4"}
-CASES += [("fabric:tcp", suite, "", FEW) for suite in MESSAGES + FAILURES]
+CASES += [(plugin, suite, "", FEW) for plugin in ("fabric:tcp", "fabric:tcp;ofi_rxm") for suite in MESSAGES + FAILURES]
 
 
 @functools.cache
@@ -55,7 +55,7 @@ def suite_over(plugin, suite, extra):
 def add(plugin, suite, name, extra):
     def run():
         suite_over(plugin, suite, extra)
-    run.__name__ = f"{suite[5:]}_over_{plugin.replace(':', '_')}{name}"
+    run.__name__ = f"{suite[5:]}_over_{re.sub('[:;]', '_', plugin)}{name}"
     test(run)
 
 
