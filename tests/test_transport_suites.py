@@ -70,6 +70,7 @@ def carries(plugin):
         skip("ddl-info and ddlrun are not built")
     text = good(str(BUILD / "ddlrun"), "-n 2 --no-prefix", str(info), env=env)
     check(re.search(rf"^ +1 +0 +\d+ +{plugin.partition(':')[0]} ", text, re.M), f"the link is not by {plugin}:\n{text}")
+    return text
 
 
 @test
@@ -84,7 +85,14 @@ def it_is_shared_memory_that_carries():
 
 @test
 def it_is_libfabric_that_carries():
-    carries("fabric:tcp")
+    check("its own connections are used, without ofi_rxm" in carries("fabric:tcp"), "ofi_rxm is used")
+
+
+@test
+def it_is_ofi_rxm_where_that_is_named():
+    text = carries("fabric:tcp;ofi_rxm")
+    check(re.search(r"^ +fabric: tcp;ofi_rxm on .* is taken$", text, re.M) and "without ofi_rxm" not in text,
+          f"it is not by ofi_rxm:\n{text}")
 
 
 main()
