@@ -1,7 +1,12 @@
 /* plugins/shm/distance.h on a clock of the test's own: which loads make a core a distant one, and when one is timed at all;
- * and messages of all sizes that are written past the caches.
+ * and what is written past the caches: messages of all sizes, and what ranks of a set give, by how far the others are.
  * tests/run: variants=gcc,asan,tsan */
 #define _GNU_SOURCE 1
+#include "../plugins/shm/copy.h"
+
+static uint64_t streamed; /* bytes */
+#define shm_copy_past(to, from, bytes) (streamed += (bytes), shm_copy_past(to, from, bytes))
+
 #include "shm_host.h"
 
 /* ---- a clock that says how long a load takes ---- */
@@ -19,7 +24,7 @@ static uint64_t scripted_now_ns(const ddl_host *host) {
     return script.now;
 }
 
-static endpoint e[2];
+static endpoint e[RANKS];
 
 static shm *of_rank(int rank) { return e[rank].self; }
 
@@ -39,7 +44,7 @@ static int comes(uint64_t load_ns) {
     int before = script.reads;
     script.load_ns = load_ns;
     shm_sound(of_rank(1));
-    shm_listen(of_rank(0), 1, SHM_DISTANT_LEAST);
+    shm_listen(of_rank(0), 1, SHM_DISTANT_LEAST, 1);
     CHECK_EQ((script.reads - before) % 3, 0);
     return (script.reads - before) / 3;
 }
@@ -48,9 +53,11 @@ static bool is_distant(void) { return of_rank(0)->distances[1].distant; }
 
 /* The next one that is timed. */
 static void is_timed(uint64_t load_ns) {
-    for (int tries = 0; comes(load_ns) == 0; tries++) {
-        CHECK(tries < (int)SHM_LISTEN_EACH);
+    int tries = 0;
+    while (comes(load_ns) == 0 && tries < (int)SHM_LISTEN_EACH) {
+        tries++;
     }
+    CHECK(tries < (int)SHM_LISTEN_EACH);
 }
 
 TEST(a_core_is_near_until_two_loads_were_long) {
@@ -61,7 +68,7 @@ TEST(a_core_is_near_until_two_loads_were_long) {
     CHECK_EQ(comes(160), 1); /* at once, as one of the two was wrong */
     CHECK(is_distant());
     is_timed(50);
-    CHECK(!is_distant()); /* at once: nothing makes a load shorter */
+    CHECK(!is_distant()); /* at once */
     end();
 }
 
@@ -91,11 +98,27 @@ TEST(one_of_so_many_is_timed) {
     end();
 }
 
+/* Each of several others has its turn. */
+TEST(occasions_count_for_all_that_are_asked_in_turn) {
+    begin(NULL);
+    is_timed(50);
+    int timed = 0;
+    for (unsigned i = 0; i < 4 * SHM_LISTEN_EACH; i++) {
+        int before = script.reads;
+        script.load_ns = 50;
+        shm_sound(of_rank(1));
+        shm_listen(of_rank(0), 1, SHM_DISTANT_LEAST, 4);
+        timed += (script.reads - before) / 3;
+    }
+    CHECK_EQ(timed, 16);
+    end();
+}
+
 TEST(a_word_that_is_as_it_was_tells_nothing) {
     begin(NULL);
     is_timed(160);
     script.load_ns = 160;
-    shm_listen(of_rank(0), 1, SHM_DISTANT_LEAST); /* nobody has written it since */
+    shm_listen(of_rank(0), 1, SHM_DISTANT_LEAST, 1); /* nobody has written it since */
     CHECK(!is_distant());
     is_timed(160);
     CHECK(is_distant());
@@ -105,7 +128,7 @@ TEST(a_word_that_is_as_it_was_tells_nothing) {
 TEST(what_is_small_is_not_timed) {
     begin(NULL);
     shm_sound(of_rank(1));
-    shm_listen(of_rank(0), 1, SHM_DISTANT_LEAST - 1);
+    shm_listen(of_rank(0), 1, SHM_DISTANT_LEAST - 1, 1);
     CHECK_EQ(script.reads, 0);
     end();
 }
@@ -127,23 +150,116 @@ TEST(where_it_begins_is_a_setting) {
 
 /* ---- past the caches ---- */
 
-/* Both say all sizes to each other, in turn, as if on distant cores; each byte is checked as it arrives. */
-static void exchange(const char *first, const char *second) {
-    static const uint64_t sizes[] = {1,     4095,  4096,  4097,  8000,  8192,  8193,  12289,      65536, 65537,
+static void all_are(int n, bool distant) {
+    for (int i = 0; i < n * n; i++) {
+        of_rank(i / n)->distances[i % n] = (shm_distance){.distant = distant, .wait = UINT32_MAX};
+    }
+}
+
+/* Both say all sizes to each other, in turn; each byte is checked as it arrives. */
+static void exchange(const char *first, const char *second, bool distant) {
+    static const uint64_t sizes[] = {1,      4095,   4096,   4097,   8000,    8192,          8193, 12289, 65536, 65537,
                                      131072, 131073, 262144, 300001, 1 << 20, (1 << 20) + 1, 0};
     world_open_as(e, 2, first, second);
+    all_are(2, distant);
     for (uint64_t k = 0; k < 2 * sizeof sizes / sizeof sizes[0]; k++) {
+        uint64_t bytes = sizes[k / 2], least = SHM_DISTANT_LEAST;
         int from = (int)(k % 2);
         letter l;
-        CHECK(post(&e[from], 1 - from, &l, sizes[k / 2]) >= 0);
+        streamed = 0;
+        CHECK(post(&e[from], 1 - from, &l, bytes) >= 0);
         DRIVE(e, 2, e[1 - from].arrived[from] == k / 2 + 1) {}
         DRIVE(e, 2, l.returned == l.borrowed) {}
         letter_free(&l);
+        if (!distant || bytes < least) {
+            CHECK_EQ(streamed, 0);
+        } else if (bytes <= SHM_EAGER_BYTES) {
+            CHECK_EQ(streamed, bytes);
+        } else {
+            CHECK(streamed >= least && streamed <= bytes); /* the shorter last piece is not */
+        }
     }
-    CHECK(of_rank(0)->distances[1].distant && of_rank(1)->distances[0].distant);
     world_close(e, 2);
 }
 
-TEST(messages_past_the_caches) { exchange("SHM_DISTANT_NS=0", NULL); }
-TEST(streams_past_the_caches) { exchange("SHM_DISTANT_NS=0", "SHM_CMA=0"); }
-TEST(streams_past_the_caches_through_small_rings) { exchange("SHM_DISTANT_NS=0", "SHM_RING_BYTES=16K"); }
+TEST(messages_past_the_caches) { exchange(NULL, NULL, true); }
+TEST(streams_past_the_caches) { exchange("SHM_CMA=0", NULL, true); }
+TEST(messages_to_near_cores) { exchange(NULL, NULL, false); }
+TEST(streams_to_near_cores) { exchange("SHM_CMA=0", NULL, false); }
+
+TEST(all_are_distant_from_0_ns_on) {
+    world_open_as(e, 2, "SHM_DISTANT_NS=0", NULL);
+    CHECK(is_distant());
+    world_close(e, 2);
+}
+
+/* One all_gather of `bytes` from each of n ranks. Returns the bytes that all wrote past the caches. */
+static uint64_t gathered(int n, void *const *sets, uint64_t sequence, uint64_t bytes) {
+    static uint8_t in[RANKS][1 << 17], out[RANKS][RANKS << 17];
+    void *ops[RANKS];
+    streamed = 0;
+    for (int r = 0; r < n; r++) {
+        memset(in[r], r + 1, bytes);
+        memset(out[r], 0xee, bytes * (uint64_t)n);
+        ddl_native_call call = {.size = sizeof call, .kind = DDL_ALL_GATHER, .element_bytes = 1, .sequence = sequence,
+                                .signature = bytes, .in = in[r], .out = out[r], .bytes = bytes};
+        CHECK_EQ(e[r].transport->native_start(e[r].self, sets[r], &call, &ops[r]), DDL_OK);
+    }
+    for (int open = n, turn = 0; open > 0; turn++) {
+        if (turn > 10000) {
+            test__fail(__FILE__, __LINE__, "an all_gather of %llu bytes does not end", (unsigned long long)bytes);
+            return 0;
+        }
+        for (int r = 0; r < n; r++) {
+            int32_t rank;
+            if (ops[r] != NULL && e[r].transport->native_test(e[r].self, sets[r], ops[r], 4, &rank) == DDL_OK) {
+                ops[r] = NULL;
+                open--;
+            }
+        }
+    }
+    for (int i = 0; i < n * n; i++) {
+        CHECK(out[i / n][(uint64_t)(i % n) * bytes] == i % n + 1 && out[i / n][(uint64_t)(i % n + 1) * bytes - 1] == i % n + 1);
+    }
+    return streamed;
+}
+
+/* Of `peers` others so many are distant from rank 0, all others near to each other; 8 KiB: in a slot, 64 KiB: in rounds. */
+static void of_a_set(int n, int distant, bool crowded, bool expected) {
+    static const int32_t ranks[RANKS] = {0, 1, 2, 3, 4, 5, 6, 7};
+    void *sets[RANKS];
+    world_open(e, n);
+    all_are(n, false);
+    for (int r = 0; r < n; r++) {
+        of_rank(r)->crowded = crowded;
+        of_rank(0)->distances[r].distant = r >= 1 && r <= distant;
+        CHECK_EQ(e[r].transport->native_open(e[r].self, 77, ranks, n, r, &sets[r]), DDL_OK);
+    }
+    CHECK_EQ(gathered(n, sets, 1, 65536), expected ? 65536 : 0);
+    CHECK_EQ(gathered(n, sets, 2, 4096), expected ? 4096 : 0);
+    CHECK_EQ(gathered(n, sets, 3, 4095), 0);
+    of_rank(0)->distances[1].distant = false; /* and so on from the operation after the one that sees it */
+    of_rank(0)->distances[2].distant = false;
+    gathered(n, sets, 4, 4096);
+    CHECK_EQ(gathered(n, sets, 5, 4096), distant > 2 && expected ? 4096 : 0);
+    for (int r = 0; r < n; r++) {
+        e[r].transport->native_close(e[r].self, sets[r]);
+    }
+    world_close(e, n);
+}
+
+TEST(a_set_of_two) {
+    of_a_set(2, 0, false, false);
+    of_a_set(2, 1, false, true);
+}
+
+TEST(a_set_of_which_half_are_distant) {
+    of_a_set(5, 1, false, false);
+    of_a_set(5, 2, false, true);
+}
+
+TEST(a_set_that_shares_cores_of_which_a_quarter_are) {
+    of_a_set(4, 1, true, true);
+    of_a_set(6, 1, true, false);
+    of_a_set(6, 2, true, true);
+}

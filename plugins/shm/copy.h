@@ -1,8 +1,8 @@
 /* copy: how bytes are copied, where memcpy is not the best way.
  *
  * Past the caches: a store to a line that is in memory first fetches it; a streaming store does not, which
- * saves a third of what a large copy moves. Where the line is in somebody's cache it loses: what is staged for another
- * rank is written in the ordinary way (1 MiB by broadcast: 90 us, or 127 if it is streamed; EPYC). */
+ * saves a third of what a large copy moves. Where the line is in the cache of a near core it loses: what is staged for a
+ * rank there is written in the ordinary way (1 MiB by broadcast: 90 us, or 127 if it is streamed; EPYC). See distance.h. */
 #ifndef SHM_COPY_H
 #define SHM_COPY_H
 
@@ -57,6 +57,13 @@ static bool shm_may_stumble(void) {
     return false;
 #endif
 }
+
+/* Whether shm_copy_past is more than a copy. */
+#if defined(__x86_64__)
+#define SHM_STREAMS 1
+#else
+#define SHM_STREAMS 0
+#endif
 
 #if defined(__x86_64__)
 /* Whole lines, to the beginning of one. */

@@ -602,7 +602,7 @@ static bool shm_take_eager(shm *t, int32_t i, const uint8_t *record, uint64_t at
         return shm_damaged(t, i);
     }
     if (at != DDL_MESSAGE_HEADER_BYTES) {
-        shm_listen(t, i, bytes - at);
+        shm_listen(t, i, bytes - at, 1);
         shm_ask_ahead(record + at, bytes - at);
     }
     ddl_status status = /* the core copies the header before it looks at it */
@@ -629,7 +629,7 @@ static bool shm_take_fetch(shm *t, int32_t i, shm_fetch *record, uint64_t bytes)
     if (!l->landing && !shm_land(t, i, said.header, said.bytes)) {
         return false;
     }
-    shm_listen(t, i, said.bytes);
+    shm_listen(t, i, said.bytes, 1);
     int how = l->to == NULL ? SHM_FETCHED : shm_fetch_from(t, i, record, said.at, said.lent != 0);
     if (how == SHM_REFUSED) {
         atomic_store_explicit(&shm_control(t, t->local_index)->pulls[i], SHM_PULLS_NOT, memory_order_relaxed);
@@ -671,7 +671,7 @@ static bool shm_take_piece(shm *t, int32_t i, const uint8_t *record, uint64_t by
     if (!l->landing || bytes < SHM_LINED_AT || bytes - SHM_LINED_AT > l->bytes - l->done) {
         return shm_damaged(t, i);
     }
-    shm_listen(t, i, bytes);
+    shm_listen(t, i, bytes - SHM_LINED_AT, 1);
     if (l->to != NULL) {
         shm_memcpy(l->to + l->done, record + SHM_LINED_AT, bytes - SHM_LINED_AT);
     }
@@ -798,7 +798,7 @@ static void shm_linger(const shm_link *l, int32_t looks) {
 }
 
 /* The next record, where it is a whole message. */
-static ddl_status shm_message_peek(const shm *t, int32_t i, int32_t looks, const uint8_t **out_header,
+static ddl_status shm_message_peek(shm *t, int32_t i, int32_t looks, const uint8_t **out_header,
                                    const void **out_payload, uint64_t *out_bytes) {
     shm_link *l = shm_link_of(t, i);
     uint32_t kind = 0;
@@ -815,6 +815,7 @@ static ddl_status shm_message_peek(const shm *t, int32_t i, int32_t looks, const
         return DDL_ERR_STATE;
     }
     if (kind == SHM_LINED) {
+        shm_listen(t, i, l->peeked - at, 1);
         shm_ask_ahead(record + at, l->peeked - at);
     }
     *out_header = record;

@@ -33,7 +33,7 @@ static int shm_bulk_arrive_step(shm_set *set, shm_op *op) {
     if (op->failure != DDL_OK || !shm_arrived(set, op)) {
         return SHM_STUCK;
     }
-    shm_look_around(set, op);
+    shm_look_around(set, op, 0, set->count);
     if (shm_is_direct(set, op)) {
         shm_direct_begin(set, op);
     } else {

@@ -180,7 +180,7 @@ static inline void shm_arrive(shm_set *set, const shm_op *op, uint64_t slot_byte
     atomic_store_explicit(&line->sequence, sequence, memory_order_release); /* with signature and data */
     shm_wake_others(set);
     shm_prefetch_write(&set->own->lines[(sequence + 1) % SHM_LINES]);
-    bool past = set->distant && slot_bytes >= SHM_DISTANT_LEAST; /* the caches */
+    bool past = set->distant && op->call.bytes >= SHM_DISTANT_LEAST; /* the caches: see shm_give */
     for (uint64_t i = 0; i < slot_bytes && !past; i += SHM_LINE) {
         shm_prefetch_write(slot + i);
     }
@@ -216,17 +216,21 @@ static inline bool shm_arrived(shm_set *set, shm_op *op) {
     return true;
 }
 
-/* Once the others have arrived: are half of those who read what this rank writes, or more, on distant cores? Ranks that
- * share cores change them all the time: there one that was counts for all. */
-static void shm_look_around(shm_set *set, const shm_op *op) {
-    int32_t distant = 0;
-    for (int32_t j = 0; j < set->count; j++) {
-        if (j != set->rank) {
-            shm_listen(set->t, set->peers[j].local, op->given);
-            distant += set->t->distances[set->peers[j].local].distant;
-        }
+/* Ranks [lo, hi) have just arrived: how far is one of them, another in each operation, and no two ranks ask for the same?
+ * Are half of all others, or more, on distant cores? Ranks that share cores change them all the time: there a quarter does. */
+static void shm_look_around(shm_set *set, const shm_op *op, int32_t lo, int32_t hi) {
+    int32_t others = set->count - 1, distant = 0;
+    if (others == 0 || op->given < SHM_DISTANT_LEAST) {
+        return;
     }
-    set->distant = distant > 0 && (set->t->crowded || 2 * distant >= set->count - 1);
+    int32_t one = (set->rank + 1 + (int32_t)(op->call.sequence % (uint64_t)others)) % set->count;
+    if (one >= lo && one < hi) {
+        shm_listen(set->t, set->peers[one].local, op->given, (uint32_t)others);
+    }
+    for (int32_t j = 0; j < set->count; j++) {
+        distant += j != set->rank && set->t->distances[set->peers[j].local].distant;
+    }
+    set->distant = distant > 0 && (set->t->crowded ? 4 : 2) * distant >= others;
 }
 
 /* Of ranks that share cores: is one that has not come yet on this rank's own core, as far as its last arrival tells? Then
@@ -272,8 +276,10 @@ static int shm_small_step(shm_set *set, shm_op *op) {
     }
     uint64_t at = shm_slot_at(op->call.sequence, op->given);
     shm_get(set, op, set->pieces, at, op->call.bytes, 0, op->call.bytes);
-    if (op->given >= SHM_DISTANT_LEAST && op->awaited == set->count) {
-        shm_look_around(set, op); /* for those that follow */
+    if (op->given >= SHM_DISTANT_LEAST) {
+        int32_t lo, hi;
+        shm_needed(set, op, &lo, &hi);
+        shm_look_around(set, op, lo, hi); /* for those that follow */
     }
     shm_tell_end(set, op);
     return SHM_ENDED;

@@ -117,6 +117,7 @@ static ddl_status shm_peer_native(void *self, int32_t peer, const void *address,
         return DDL_OK;
     }
     atomic_store_explicit(&shm_control(t, t->local_index)->pulls[i], SHM_PULLS_NOT, memory_order_relaxed); /* a hint */
+    shm_distance_begin(t, i);
     if (t->natives != NULL) {
         t->natives->dead[i] = 0;
     }

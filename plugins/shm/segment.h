@@ -315,6 +315,9 @@ static void shm_sizes(shm *t, int32_t local_count) {
     t->staging_bytes = t->address.staging_bytes != 0 ? t->address.staging_bytes : SHM_STAGING_BYTES + SHM_RING_BYTES - ring;
 }
 
+/* Nothing is known yet of where peer i runs; distance.h. */
+static void shm_distance_begin(shm *t, int32_t i) { t->distances[i] = (shm_distance){.distant = t->distant_ns == 0}; }
+
 /* The set of local ranks is known when every peer's address is; the layout follows from it. */
 static ddl_status shm_settle(shm *t) {
     uint64_t arena = t->address.arena_bytes;
@@ -335,6 +338,9 @@ static ddl_status shm_settle(shm *t) {
         shm_log(t, DDL_LOG_WARN, "%d ranks share this host, shared memory serves at most %d", (int)t->local_count,
                 SHM_LOCAL_MAX);
         return DDL_ERR_UNSUPPORTED;
+    }
+    for (int32_t i = 0; i < t->local_count; i++) {
+        shm_distance_begin(t, i);
     }
     shm_sizes(t, t->local_count);
     while (arena > 0 && arena > SHM_ARENAS_MAX / (uint64_t)t->local_count) {

@@ -2,7 +2,8 @@
  *
  *     cc -std=c11 -O2 -fPIC -shared -fvisibility=hidden -o libddl-shm.so plugins/shm/shm.c
  *
- * Read segment.h first, then doorbell.h, memory.h, ring.h, help.h, message.h, native.h; this file is the tables alone.
+ * Read segment.h first, then doorbell.h, memory.h, distance.h, ring.h, help.h, queue.h, message.h, native.h; this file is the
+ * tables alone.
  *
  * Settings, on all ranks of a host alike, or on none (ranks whose settings differ reach each other in another way):
  *     DDL_SHM_RING_BYTES      64K   of the ring that each pair has in each direction; 512K where a host has two ranks
@@ -10,6 +11,7 @@
  *     DDL_SHM_ARENA_BYTES     RAM   room for ddl_tensor_alloc, per rank; address space only
  * and of each rank alone:
  *     DDL_SHM_CMA             1     0: never read the memory of a peer (process_vm_readv)
+ *     DDL_SHM_DISTANT_NS      100   how long a load from a distant core takes, at least (distance.h)
  *
  * All calls come under the context's lock: there are no locks here, and no globals, as one process may play many
  * ranks. */
@@ -271,7 +273,7 @@ static const ddl_transport shm_transport = {
     .publish = shm_publish_reserved,
 };
 
-static const char *const shm_settings[] = {"SHM_RING_BYTES", "SHM_STAGING_BYTES", "SHM_ARENA_BYTES", "SHM_CMA", NULL};
+static const char *const shm_settings[] = {"SHM_RING_BYTES", "SHM_STAGING_BYTES", "SHM_ARENA_BYTES", "SHM_CMA", "SHM_DISTANT_NS", NULL};
 
 static const ddl_plugin shm_plugin = {
     .size = sizeof(ddl_plugin),
