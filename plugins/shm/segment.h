@@ -96,12 +96,12 @@ enum { SHM_PULLS_UNKNOWN, SHM_PULLS, SHM_PULLS_NOT };
 /* One page for each rank. Written by that rank, but for the words that say otherwise. */
 typedef struct shm_control_block {
     _Alignas(SHM_LINE) _Atomic uint32_t sleeping; /* 1: wake me; whoever wakes makes it 0 */
-    _Alignas(2 * SHM_LINE) _Atomic uint32_t sounding; /* distance.h; alone, as lines are fetched in pairs */
-    _Alignas(2 * SHM_LINE) _Atomic int32_t pid;       /* where process_vm_readv finds ... */
+    _Alignas(SHM_LINE) _Atomic int32_t pid;       /* where process_vm_readv finds ... */
     _Atomic uint64_t probe_at, probe;             /* ... this number at this address */
     _Alignas(SHM_LINE) _Atomic uint8_t written[SHM_LOCAL_MAX]; /* [i] by rank i: its ring to this rank is in use */
     _Alignas(SHM_LINE) _Atomic uint8_t pulls[SHM_LOCAL_MAX];   /* [i]: SHM_PULLS if it can read i's memory */
     _Alignas(SHM_LINE) shm_directory_entry sets[SHM_SETS];
+    _Alignas(1024) _Atomic uint32_t sounding; /* distance.h; far from what is read often, or it would be fetched ahead with that */
 } shm_control_block;
 
 _Static_assert(sizeof(shm_header) <= SHM_HEADER_BYTES, "the states fit");
