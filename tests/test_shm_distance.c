@@ -9,6 +9,10 @@ static uint64_t streamed; /* bytes */
 
 #include "shm_host.h"
 
+#if !SHM_STREAMS
+TEST(nothing_is_measured_here) { SKIP("this processor has no streaming stores that copy.h knows"); }
+#else
+
 /* ---- a clock that says how long a load takes ---- */
 
 enum { CLOCK_NS = 25 };
@@ -269,3 +273,5 @@ TEST(a_set_that_shares_cores_of_which_a_quarter_are) {
     of_a_set(6, 1, true, false);
     of_a_set(6, 2, true, true);
 }
+
+#endif
