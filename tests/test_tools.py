@@ -313,10 +313,11 @@ def settings_of_a_plugin_are_its_own():
     check("DDL_SHM_STAGING_BYTE is no setting of plugin shm; did you mean DDL_SHM_STAGING_BYTES?" in text, text)
     check("DDL_SHM_RING_BYTES is no setting" not in text, text)
     manual = (ROOT / "docs" / "operations.md").read_text()
-    names = re.findall(r"^\| (DDL_(?:SHM|FABRIC)_\w+) \|", manual, re.M)
+    built = [plugin.upper() for plugin in ("shm", "fabric") if (BUILD / f"libddl-{plugin}.so").exists()]
+    names = re.findall(rf"^\| (DDL_(?:{'|'.join(built)})_\w+) \|", manual, re.M)
     every = sh([BUILD / "ddl-info"], env=dict(env, **{name: "0" for name in names})).stdout
     wrong = [name for name in names if f"{name} is no setting" in every]
-    check(len(names) > 10 and not wrong, f"not in the list of its plugin: {wrong}")
+    check(len(names) >= 5 and not wrong, f"not in the list of its plugin: {wrong}")
     if (BUILD / "libddl-fabric.so").exists():
         check("DDL_FABRIC_PROVIDR is no setting of plugin fabric; did you mean DDL_FABRIC_PROVIDER?" in text, text)
     without = sh([BUILD / "ddl-info"], env=dict(env, DDL_PLUGINS="none")).stdout

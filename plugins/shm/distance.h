@@ -3,7 +3,7 @@
  * within 140. Data comes faster out of a near core's cache than from memory. Out of that of a distant one it comes slower
  * than from memory, and to write there again costs as much; so for that one it is written past the caches. 2 ranks on
  * distant cores: all_reduce of 64 KiB and 1 MiB takes 0.56 and 0.48 of the time, ping_pong of 64 KiB and 1 MiB 0.54 and 0.55.
- * On near cores it would take 1.2 to 1.8 times as long.
+ * On near cores it would take 1.1 to 1.8 times as long.
  *
  * Ranks move from core to core, and virtual machines under them, so it is measured again now and then. Each rank decides for
  * what it writes itself, and nobody depends on it. A rank that sends and is sent nothing large measures nothing, and takes its
