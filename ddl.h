@@ -1516,8 +1516,9 @@ typedef struct ddl_host {
     void (*sent)(const struct ddl_host *host, ddl_message *message, ddl_status status);
     void (*transferred)(const struct ddl_host *host, void *cookie, ddl_status status);
     /* The link to a peer is gone. system_error is an errno or 0 for an orderly close: ETIMEDOUT, EHOSTUNREACH, ENETDOWN
-     * when its host does not answer, ENOTCONN when there never was a connection, EBADMSG after damaged bytes, ENOMEM
-     * when there is no memory for what it sent. The core decides who is dead. */
+     * when its host does not answer, ENOTCONN when there never was a connection, ECANCELED when memory was wanted back
+     * (recall, redirect) and only the end of the link kept the peer away from it, EBADMSG after damaged bytes,
+     * ENOMEM when there is no memory for what it sent. The core decides who is dead. */
     void (*lost)(const struct ddl_host *host, int32_t peer, int32_t system_error, const char *what);
 
     /* For transports that open sockets: mutual proof of the job secret over a connected socket, in the core's own way.
@@ -14742,6 +14743,8 @@ static const char ddl__how_cut[] = "it has not answered for 4 s";
 static const char ddl__how_unreached[] =
     "no connection to it could be made; perhaps a firewall drops what goes to its port "
     "(DDL_PORT_RANGE) or its address leads elsewhere (DDL_INTERFACE, DDL_ADVERTISE)";
+static const char ddl__how_closed[] =
+    "its link had to be closed, as memory was wanted back that a message of it was still to come to or to be read from";
 static const char ddl__how_damaged[] = "it sent damaged bytes";
 static const char ddl__how_no_memory[] = "a receiver had no memory for its messages";
 static const char ddl__how_unexpected[] = "it sent a part of a collective that was not expected";
@@ -16111,6 +16114,9 @@ static void ddl__host_lost(const ddl_host *host, int32_t peer, int32_t system_er
     case ENETUNREACH:
     case ENETDOWN:
         ddl__missed(c, peer, ddl__how_cut);
+        break;
+    case ECANCELED:
+        ddl__missed(c, peer, ddl__how_closed);
         break;
     case ENOTCONN:
         ddl__missed(c, peer, ddl__how_unreached);

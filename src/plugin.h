@@ -68,8 +68,9 @@ typedef struct ddl_host {
     void (*sent)(const struct ddl_host *host, ddl_message *message, ddl_status status);
     void (*transferred)(const struct ddl_host *host, void *cookie, ddl_status status);
     /* The link to a peer is gone. system_error is an errno or 0 for an orderly close: ETIMEDOUT, EHOSTUNREACH, ENETDOWN
-     * when its host does not answer, ENOTCONN when there never was a connection, EBADMSG after damaged bytes, ENOMEM
-     * when there is no memory for what it sent. The core decides who is dead. */
+     * when its host does not answer, ENOTCONN when there never was a connection, ECANCELED when memory was wanted back
+     * (recall, redirect) and only the end of the link kept the peer away from it, EBADMSG after damaged bytes,
+     * ENOMEM when there is no memory for what it sent. The core decides who is dead. */
     void (*lost)(const struct ddl_host *host, int32_t peer, int32_t system_error, const char *what);
 
     /* For transports that open sockets: mutual proof of the job secret over a connected socket, in the core's own way.

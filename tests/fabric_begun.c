@@ -6,6 +6,8 @@
 #include <string.h>
 
 __attribute__((constructor)) static void begin(void) {
+    setenv("FI_OFI_RXM_USE_SRX", "1", 0); /* as the plugin does, which comes too late here */
+    setenv("FI_AV_REMOVE_CLEANUP", "1", 0);
     struct fi_info *hints = fi_allocinfo(), *found = NULL;
     if (hints == NULL) {
         return;

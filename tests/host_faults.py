@@ -1,10 +1,10 @@
 """What must hold between two hosts whatever carries the messages: cables that are cut, in both directions or one, resets,
-short cuts, killed ranks. A test of a transport calls promise() once, with its way to start a job."""
+short cuts, killed ranks. A test of a transport calls promise() with its way to start a job, and with a name for it when there are two."""
 import re
 import signal
 import time
 
-from harness import test
+import harness
 from jobs import check_causes, cut, drop_rule, two_hosts
 
 
@@ -15,9 +15,13 @@ def halves(job, since):
     check_causes(job, [2, 3], [0, 1], since, 5)
 
 
-def promise(start):
+def promise(start, name=""):
     """start(hosts, words, layout): a Job of tests/two_hosts_rank.c, such as jobs.Job; each function below is one
-    test."""
+    test, called so and by that name."""
+
+    def test(function):
+        function.__name__ += name
+        return harness.test(function)
 
     @test
     def cut_cable_2_and_2():

@@ -49,6 +49,17 @@ def ddl_info_says_why_nothing_was_taken():
         check("fabric: there is no RDMA device" in text, text)
 
 
+@test
+def a_library_that_was_there_before_is_told():
+    """It reads once what to do with the connection of a rank that has died, and may have done so."""
+    sentence = "libfabric was loaded before ddl_init, without FI_AV_REMOVE_CLEANUP=1"
+    for there, variable in ((True, None), (True, "1"), (False, None)):
+        env = environment("fabric:tcp;ofi_rxm", DDL_LOG="info")
+        env.update({"LD_PRELOAD": "libfabric.so.1"} if there else {}, **({"FI_AV_REMOVE_CLEANUP": variable} if variable else {}))
+        result = sh(INFO, env=env, timeout=60)
+        check(result.returncode == 0 and (sentence in result.stdout) == (there and not variable), result.stdout[-3000:])
+
+
 def fails(sentence, **env):
     result = job(INFO, environment(**env))
     check(result.returncode != 0 and sentence in result.stdout, f"{sentence!r} is not in:\n{result.stdout[-3000:]}")

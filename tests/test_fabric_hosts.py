@@ -1,7 +1,7 @@
 """libfabric's tcp between two hosts, network namespaces with a cable between them: the suites with their ranks spread over
 both, and the same promises as over built-in TCP about cuts, resets, slow cables, stopped and killed ranks; a model that is
 trained over it has the same loss.
-tests/run: timeout=500 waits=yes """
+tests/run: timeout=1000 waits=yes """
 import csv
 import os
 import pathlib
@@ -26,32 +26,37 @@ def job(hosts, words, layout, **more):
 # ---------------------------------------------------------------------------------------------- it works
 
 
-def spread_suite(suite, *words):
+def spread_suite(provider, suite, words):
     path = BUILD / "tests" / "gcc" / suite
     if not path.exists() or not (BUILD / "libddl-fabric.so").exists():
         skip(f"{path} or libddl-fabric.so is not built; tests/run and make plugins build them")
-    with two_hosts() as hosts, hosts.spread(**FABRIC) as env:
-        done = sh(path, *words, env=env, timeout=240)
+    env = {**FABRIC, "DDL_TRANSPORTS": f"fabric:{provider}"}
+    env.update({} if os.environ.get("TEST_TORTURE") else {"FAULT_RUNS": "2"})
+    with two_hosts() as hosts, hosts.spread(**env) as env:
+        done = sh(path, *words, env=env, timeout=400)
         last = re.findall(r"^(\d+) passed, (\d+) failed", done.stdout, re.M)
-        said = f"{suite} {words} ended with {done.returncode}:\n{done.stdout[-3000:]}"
+        said = f"{suite} {words} over {provider} ended with {done.returncode}:\n{done.stdout[-3000:]}"
         check(done.returncode == 0 and last and int(last[-1][0]) > 0, said)
         sent = hosts.run("A", "cat /sys/class/net/ddla/statistics/tx_bytes")
         check(int(sent) > 1 << 20, f"only {sent} bytes went over the cable")
 
 
-@test
-def collectives_with_ranks_on_both():
-    spread_suite("test_collectives", "two_ranks", "three_ranks", "four_ranks", "every_root", "scalars")
+# The suites whose ranks are processes: with ranks on both hosts. Through ofi_rxm a sample, and all in long runs.
+SUITES = ["p2p", "collectives", "v_forms", "leave", "mismatch", "threads", "stop", "agree", "groups", "persistent"]
+SAMPLE = {"p2p": ["between_processes"], "collectives": ["two_ranks", "four_ranks", "every_root"], "v_forms": [], "agree": []}
 
 
-@test
-def messages_with_ranks_on_both():
-    spread_suite("test_p2p", "between_processes", "sixty_four_mebibytes")
+def add_suite(provider, suite, words):
+    def run():
+        spread_suite(provider, f"test_{suite}", words)
+    run.__name__ = f"{suite}_over_{provider.replace(';', '_')}_with_ranks_on_both"
+    test(run)
 
 
-@test
-def v_forms_with_ranks_on_both():
-    spread_suite("test_v_forms")
+for each in SUITES:
+    add_suite("tcp", each, [])
+    if each in SAMPLE or os.environ.get("TEST_TORTURE"):
+        add_suite("tcp;ofi_rxm", each, [] if os.environ.get("TEST_TORTURE") else SAMPLE[each])
 
 
 @test
@@ -181,7 +186,12 @@ def training_on_two_hosts_has_the_loss_of_tcp():
 # ------------------------------------------------------------------------------------------------ faults
 
 
+def job_by_rxm(hosts, words, layout, **more):
+    return job(hosts, words, layout, **{"DDL_TRANSPORTS": "fabric:tcp;ofi_rxm", **more})
+
+
 promise(job)
+promise(job_by_rxm, "_by_ofi_rxm")
 
 
 def processor_s(process):

@@ -34,6 +34,66 @@ TEST(recall_of_a_payload_that_no_socket_holds) { recall_of(16 << 20, NULL); }
 TEST(recall_of_an_offer) { recall_of(1 << 20, "FABRIC_FORCE_MR=local"); }
 TEST(recall_of_what_goes_in_pieces) { recall_of(1 << 20, "FABRIC_FORCE_NO_RMA=1"); }
 
+/* An operation over many peers, none of which looks, is given up: all its memory comes back in the time of one. */
+static void recalls_in_a_row(uint64_t bytes, const char *setting) {
+    NEED_LIBFABRIC();
+    enum { PEERS = 5, EACH = 4 };
+    endpoint *e = world_open(PEERS + 1, setting, NULL);
+    letter first[PEERS], l[PEERS][EACH];
+    for (int i = 0; i < PEERS; i++) {
+        post(&e[0], i + 1, &first[i], 400000);
+        DRIVE(e, PEERS + 1, e[i + 1].arrived[0] == 1 && first[i].returned == first[i].borrowed) {}
+    }
+    for (int i = 0; i < PEERS * EACH; i++) {
+        CHECK_EQ(post(&e[0], i % PEERS + 1, &l[i % PEERS][i / PEERS], bytes), DDL_IN_PROGRESS);
+    }
+    double start = test_now_s();
+    for (int i = 0; i < PEERS * EACH; i++) {
+        letter *one = &l[i % PEERS][i / PEERS];
+        fabric_transport.recall(e[0].self, i % PEERS + 1, &one->message);
+        memset(one->payload, 0x11, bytes);
+    }
+    double took = test_now_s() - start;
+    CHECK(took < 0.5 * test_slow());
+    printf("     %d recalls took %.0f ms\n", PEERS * EACH, took * 1e3);
+    for (int i = 0; i < PEERS; i++) {
+        DRIVE(e, PEERS + 1, e[i + 1].arrived[0] == 1 + EACH) {}
+        CHECK_EQ(e[i + 1].lost[0] + e[0].lost[i + 1], 0);
+        letter_free(&first[i]);
+        for (int k = 0; k < EACH; k++) {
+            CHECK_EQ(l[i][k].returned, 0);
+            free(l[i][k].payload);
+        }
+    }
+    world_end(e, PEERS + 1);
+}
+
+TEST(recalls_of_payloads_in_a_row) { recalls_in_a_row(6 << 20, NULL); }
+TEST(recalls_of_offers_in_a_row) { recalls_in_a_row(60000, "FABRIC_FORCE_MR=local"); }
+
+/* A read that needs the help of a peer that does not look: the link ends with it, the core is told that it was our doing, and
+ * the peer hears of it. */
+TEST(a_read_that_does_not_end_when_its_memory_is_wanted_back) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(2, "FABRIC_FORCE_MR=local", NULL);
+    letter first, l;
+    post(&e[0], 1, &first, 8);
+    DRIVE(e, 2, e[1].arrived[0] == 1) {}
+    CHECK_EQ(post(&e[0], 1, &l, 1 << 20), DDL_IN_PROGRESS);
+    DRIVE(&e[1], 1, e[1].landing[0] != NULL && self_of(&e[1])->peers[0].link->reads > 0) {}
+    uint8_t *old = e[1].landing[0], *elsewhere = calloc(1, 1 << 20);
+    fabric_transport.redirect(e[1].self, 0, old, elsewhere);
+    CHECK_EQ(self_of(&e[1])->peers[0].link->reads, 0);
+    DRIVE(e, 2, e[0].lost[1] == 1 && e[1].lost[0] == 1 && l.returned == 1) {}
+    CHECK_EQ(e[1].lost_error[0], ECANCELED);
+    CHECK_EQ(e[0].lost_error[1], 0); /* the peer closed its end */
+    CHECK(!e[0].failed && !e[1].failed);
+    letter_free(&first);
+    letter_free(&l);
+    free(elsewhere);
+    world_end(e, 2);
+}
+
 /* A landing's memory is wanted back half-way: what has come stays, what comes goes elsewhere, the old memory is left
  * alone. */
 static void redirect_of(const char *first, const char *second, int reads) {

@@ -43,10 +43,12 @@ static machine *here;
 
 static int made_up_getifaddrs(struct ifaddrs **list) {
     static struct ifaddrs each[NICS];
+    static struct sockaddr_in mask = {.sin_family = AF_INET};
+    memset(&mask.sin_addr, 255, 3); /* each network is a /24 */
     memset(each, 0, sizeof each);
     for (int i = 0; i < here->count; i++) {
         each[i] = (struct ifaddrs){.ifa_next = i + 1 < here->count ? &each[i + 1] : NULL, .ifa_name = here->interface[i],
-                                   .ifa_addr = (struct sockaddr *)&here->at[i]};
+                                   .ifa_addr = (struct sockaddr *)&here->at[i], .ifa_netmask = (struct sockaddr *)&mask};
     }
     *list = here->count > 0 ? each : NULL;
     return 0;
@@ -225,12 +227,59 @@ TEST(the_nearest_adapter_comes_first) {
     CHECK_STR(m->e.log, "verbs;ofi_rxm on mlx5_0 (10.2.0.5): can be used, but is far from these cores");
     fabric_wish w = others;
     w.rails = 3;
-    CHECK_EQ(strcmp(taken(m, w, 0), "mlx5_2"), 0);
+    CHECK_EQ(strcmp(taken(m, w, 0), "mlx5_0"), 0); /* by name: which is the nearest differs from rank to rank */
     CHECK_EQ(strcmp(taken(m, w, 1), "mlx5_1"), 0);
-    CHECK_EQ(strcmp(taken(m, w, 2), "mlx5_0"), 0);
+    CHECK_EQ(strcmp(taken(m, w, 2), "mlx5_2"), 0);
+    CHECK(strstr(m->e.log, "DDL_FABRIC_RAILS") == NULL);
+    w.rails = 2;
+    CHECK_EQ(strcmp(taken(m, w, 0), "mlx5_1"), 0);
+    CHECK_EQ(strcmp(taken(m, w, 1), "mlx5_2"), 0);
     w.rails = 4;
     taken(m, w, 0);
     CHECK_EQ(m->s.rail_count, 3);
+    CHECK_STR(m->e.log, "DDL_FABRIC_RAILS asks for 4 adapters, and of verbs;ofi_rxm there are 3");
+    CHECK_STR(m->e.log, "verbs;ofi_rxm on mlx5_1 (10.2.1.5): is taken");
+    machine_free(m);
+}
+
+/* A rank beside one adapter and a rank beside the other both take the one that all hosts have in the network of the master. */
+TEST(the_network_of_the_master_comes_before_the_nearest) {
+    machine *m = machine_make();
+    fabric_wish w = others;
+    char near_by[32], far_off[32], name[IF_NAMESIZE];
+    core_lists(near_by, far_off);
+    sits_at(m, adapter(m, "verbs;ofi_rxm", "mlx5_0", "ib0", "10.2.0.5"), near_by);
+    sits_at(m, adapter(m, "verbs;ofi_rxm", "mlx5_1", "ib1", "10.2.1.5"), far_off);
+    sits_at(m, adapter(m, "verbs;ofi_rxm", "mlx5_2", "ib2", "10.2.1.6"), NULL);
+    w.route = m->at[1];
+    w.route_bits = fabric_interface_of(&w.route, name);
+    CHECK_EQ(w.route_bits, 24);
+    CHECK_EQ(strcmp(taken(m, w, 0), "mlx5_2"), 0); /* of those in it the nearest */
+    adapter(m, "tcp;ofi_rxm", "eth0", "eth0", "192.168.7.5");
+    w.route = m->at[3]; /* no adapter is there: the nearest of all */
+    w.route_bits = fabric_interface_of(&w.route, name);
+    CHECK_EQ(strcmp(taken(m, w, 0), "mlx5_0"), 0);
+    memset(&w.route, 0, sizeof w.route);
+    CHECK_EQ(fabric_interface_of(&w.route, name), 0);
+    CHECK_EQ(strcmp(taken(m, w, 0), "mlx5_0"), 0);
+    machine_free(m);
+}
+
+TEST(settings_of_ip_refuse_an_adapter_without) {
+    machine *m = machine_make();
+    fabric_wish w = others;
+    adapter(m, "efa", "rdmap0s6-rdm", "-", NULL);
+    w.interface_name = "eth0"; /* DDL_INTERFACE: of the sockets of the core */
+    CHECK_EQ(strcmp(taken(m, w, 0), "rdmap0s6-rdm"), 0);
+    w.interface_is_ours = 1;
+    CHECK_EQ(strcmp(taken(m, w, 0), ""), 0);
+    CHECK_STR(m->e.log, "it has no address of IP for DDL_FABRIC_INTERFACE or DDL_FABRIC_SUBNET; DDL_FABRIC_DOMAIN chooses it");
+    w = others;
+    CHECK_EQ(fabric_subnet_parse("10.1.0.0/16", &w.subnet, &w.subnet_bits), 1);
+    CHECK_EQ(strcmp(taken(m, w, 0), ""), 0);
+    w = others;
+    w.domain = "rdmap0s6-rdm";
+    CHECK_EQ(strcmp(taken(m, w, 0), "rdmap0s6-rdm"), 0);
     machine_free(m);
 }
 
@@ -278,6 +327,29 @@ TEST(who_is_not_looked_at_has_a_reason) {
     CHECK_STR(m->e.log, "sockets: not looked at, as verbs is asked for");
     CHECK(strstr(m->e.log, "efa") == NULL && strstr(m->e.log, "verbs;ofi_rxm: not looked at") == NULL);
     machine_free(m);
+}
+
+/* ---- what is relied on ---- */
+
+/* EFA of libfabric 1.17 claims the order of sends, and completes receives in any. */
+TEST(an_order_of_sends_is_not_one_of_receives) {
+    struct fi_fabric_attr fabric = {.prov_name = (char *)(uintptr_t) "efa"};
+    struct fi_tx_attr tx = {.msg_order = FI_ORDER_SAS};
+    struct fi_rx_attr rx = {.msg_order = FI_ORDER_SAS, .comp_order = FI_ORDER_NONE};
+    struct fi_ep_attr ep = {.type = FI_EP_RDM};
+    struct fi_info info = {.fabric_attr = &fabric, .tx_attr = &tx, .rx_attr = &rx, .ep_attr = &ep};
+    CHECK_EQ(fabric_is_ordered(&info), 0);
+    rx.comp_order = FI_ORDER_STRICT;
+    CHECK_EQ(fabric_is_ordered(&info), 1);
+    rx.msg_order = 0;
+    CHECK_EQ(fabric_is_ordered(&info), 0);
+    rx = (struct fi_rx_attr){.msg_order = FI_ORDER_SAS};
+    fabric.prov_name = (char *)(uintptr_t) "verbs;ofi_rxm";
+    CHECK_EQ(fabric_is_ordered(&info), 1); /* each peer has a connection */
+    fabric.prov_name = (char *)(uintptr_t) "tcp";
+    CHECK_EQ(fabric_is_ordered(&info), 0);
+    ep.type = FI_EP_MSG;
+    CHECK_EQ(fabric_is_ordered(&info), 1);
 }
 
 /* ---- what is the process's ---- */
@@ -334,11 +406,13 @@ TEST(the_array_of_the_environment_stays_as_it_was) {
 TEST(variables_for_libfabric_are_set_unless_they_are) {
     forget_names();
     setenv("FI_OFI_RXM_USE_SRX", "0", 1);
-    fabric_library_variables(NULL);
+    fabric_library_variables(NULL, 1); /* libfabric has read it by now, and does without */
+    check_values("0", NULL, NULL, NULL);
+    fabric_library_variables(NULL, 0);
     check_values("0", "1", NULL, NULL);
-    fabric_library_variables("20000-20100");
+    fabric_library_variables("20000-20100", 0);
     check_values("0", "1", "20000", "20100");
-    fabric_library_variables("1-2");
+    fabric_library_variables("1-2", 0);
     check_values("0", "1", "20000", "20100");
 }
 
@@ -395,7 +469,7 @@ static void *looks_for_devices(void *lib) {
 }
 
 TEST(handlers_are_the_programs_after_two_calls_at_once) {
-    fabric_library lib = {.getinfo = installs};
+    fabric_library lib = {.getinfo = installs, .api = FABRIC_API};
     pthread_t first, second;
     struct sigaction now;
     signal(SIGTERM, of_the_program);

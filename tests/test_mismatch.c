@@ -299,8 +299,10 @@ static void v_call(ddl_group *g, ddl_kind kind, bool deviates) {
                                                      : ddl_reduce_scatterv(g, all_in, out, counts, DDL_SUM);
     status = status == DDL_OK ? ddl_barrier(g) : status; /* the root of a small scatterv may have ended */
     CHECK_EQ(status, DDL_ERR_MISMATCH);
-    /* the root of a scatterv has ended, and its record has the digest of the counts alone */
-    CHECK_STR(ddl_error(ddl_group_context(g)), kind == DDL_SCATTERV ? "as 3+5+4 (#" : "as 4+4+4 (#");
+    /* The root of a scatterv has ended, and its record has the digest of the counts alone; so may who sent its part of a gatherv. */
+    CHECK_STR(ddl_error(ddl_group_context(g)), kind == DDL_SCATTERV                        ? "as 3+5+4 (#"
+                                               : kind == DDL_GATHERV && ddl_rank(g) != 0 ? "(#"
+                                                                                          : "as 4+4+4 (#");
     CHECK_STR(ddl_error(ddl_group_context(g)), kind_names[kind]);
 }
 

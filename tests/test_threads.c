@@ -76,10 +76,16 @@ TEST(groups_are_independent) {
     }
 }
 
+static const ddl_config with_a_progress_thread = {.progress_thread = 1};
+
 TEST(groups_are_independent_with_a_progress_thread) {
-    ddl_config config = {.progress_thread = 1};
-    world_config = &config;
+    world_config = &with_a_progress_thread;
     world_threads(3, groups_at_once, NULL);
+    world_config = NULL;
+}
+
+TEST(groups_are_independent_with_a_progress_thread_of_each_process) {
+    world_config = &with_a_progress_thread;
     world_fork(2, groups_at_once, NULL, 40);
     world_config = NULL;
 }

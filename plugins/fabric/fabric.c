@@ -73,6 +73,7 @@ static int fabric_settings_wish(fabric_self *s, const ddl_transport_params *p, f
     out->provider = detail != NULL ? detail : fabric_setting(s->host, "FABRIC_PROVIDER");
     out->domain = fabric_setting(s->host, "FABRIC_DOMAIN");
     out->interface_name = fabric_setting(s->host, "FABRIC_INTERFACE");
+    out->interface_is_ours = out->interface_name != NULL;
     out->interface_name = out->interface_name != NULL ? out->interface_name : p->interface_name;
     if (subnet != NULL && !fabric_subnet_parse(subnet, &out->subnet, &out->subnet_bits)) {
         fabric_log(s, DDL_LOG_WARN, "DDL_FABRIC_SUBNET is \"%.60s\"; an address and a number of bits are possible, as "
@@ -85,7 +86,9 @@ static int fabric_settings_wish(fabric_self *s, const ddl_transport_params *p, f
     out->rails = (int)rails;
     int chosen = out->interface_name != NULL || subnet != NULL || out->domain != NULL;
     if (p->master_host != NULL && p->authenticated) {
+        char name[IF_NAMESIZE];
         fabric_route(p->master_host, &out->route);
+        out->route_bits = fabric_interface_of(&out->route, name);
     }
     int here = fabric_ip_is_loopback(&out->route) || (p->master_host == NULL && p->local_ranks == p->world_size);
     out->authenticated = p->authenticated != 0;
@@ -145,6 +148,15 @@ static int fabric_settings_read(fabric_self *s) {
     return ok;
 }
 
+/* Whether what was sent first is also told of first. EFA of libfabric before 1.22 says that it keeps the order of sends whoever
+ * asks (pull request 9988), and completes receives as they are done: of two packets one may still be missing. Connections keep
+ * both; of others comp_order says it. */
+static int fabric_is_ordered(const struct fi_info *info) {
+    int sends = (info->tx_attr->msg_order & FI_ORDER_SAS) != 0 && (info->rx_attr->msg_order & FI_ORDER_SAS) != 0;
+    int connected = info->ep_attr->type == FI_EP_MSG || strstr(info->fabric_attr->prov_name, ";ofi_rxm") != NULL;
+    return sends && (connected || (info->rx_attr->comp_order & FI_ORDER_STRICT) != 0);
+}
+
 /* What the provider demands, and what tests demand besides. */
 static void fabric_attributes(fabric_self *s) {
     struct fi_info *info = s->rails[0].info;
@@ -152,8 +164,7 @@ static void fabric_attributes(fabric_self *s) {
         s->rails[r].info->domain_attr->mr_mode |= s->force_mr;
     }
     s->mr_mode = (uint64_t)info->domain_attr->mr_mode;
-    s->ordered = (info->tx_attr->msg_order & FI_ORDER_SAS) != 0 && (info->rx_attr->msg_order & FI_ORDER_SAS) != 0 &&
-                 !s->force_unordered;
+    s->ordered = fabric_is_ordered(info) && !s->force_unordered;
     uint64_t most = info->ep_attr->max_msg_size;
     int sockets = fabric_is_sockets(info);
     s->unread = sockets && !s->connects && (s->mr_mode & (FI_MR_LOCAL | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR)) == 0;
@@ -223,13 +234,26 @@ static ddl_status fabric_address_of(void *self, void *out_address, size_t *bytes
     return DDL_OK;
 }
 
+/* Why two addresses do not meet, and what makes them; NULL: they do. */
+static const char *fabric_differs(const fabric_address *a, const fabric_address *ours) {
+    return a->version != ours->version               ? "give all the same version of this plugin"
+           : strcmp(a->provider, ours->provider) != 0 ? "set DDL_TRANSPORTS or DDL_FABRIC_PROVIDER to what all have"
+           : a->protocol != ours->protocol           ? "their protocols differ: give all the same libfabric and kind of adapter"
+           : a->rails != ours->rails                 ? "set DDL_FABRIC_RAILS to the number that all have"
+           : a->name_bytes != ours->name_bytes || (size_t)a->name_bytes * a->rails > sizeof a->names
+               ? "their addresses are of two kinds (IPv4 and IPv6?): DDL_FABRIC_SUBNET chooses one"
+           : a->has_rma != ours->has_rma       ? "only one of them reads: give both the same libfabric, kind of adapter and FI_ variables"
+           : a->slot_bytes != ours->slot_bytes ? "their messages differ in size: give both the same libfabric and FI_ variables"
+                                               : NULL;
+}
+
 /* Ranks that see different adapters are told so, once. */
-static ddl_status fabric_unequal(fabric_self *s, int32_t peer, const fabric_address *a) {
+static ddl_status fabric_unequal(fabric_self *s, int32_t peer, const fabric_address *a, const char *remedy) {
     fabric_log(s, s->told_unequal ? DDL_LOG_DEBUG : DDL_LOG_WARN,
-               "rank %d uses %.20s (protocol %u, %d rails, messages of %u bytes), rank %d %.20s (%u, %d, %u): they cannot reach "
-               "each other this way; set DDL_TRANSPORTS or DDL_FABRIC_PROVIDER to what all have", peer, a->provider,
-               (unsigned)a->protocol, a->rails, (unsigned)a->slot_bytes, s->rank, s->address.provider,
-               (unsigned)s->address.protocol, s->address.rails, (unsigned)s->address.slot_bytes);
+               "rank %d uses %.20s (protocol %u, %d rails, addresses of %d bytes, messages of %u, %s), rank %d %.20s (%u, %d, %d, %u, "
+               "%s): they cannot reach each other this way; %s", peer, a->provider, (unsigned)a->protocol, a->rails, a->name_bytes,
+               (unsigned)a->slot_bytes, a->has_rma ? "reads" : "no reads", s->rank, s->address.provider, (unsigned)s->address.protocol,
+               s->address.rails, s->address.name_bytes, (unsigned)s->address.slot_bytes, s->address.has_rma ? "reads" : "no reads", remedy);
     s->told_unequal = 1;
     return DDL_ERR_UNSUPPORTED;
 }
@@ -254,11 +278,9 @@ static ddl_status fabric_add_peer(void *self, int32_t peer, const void *address,
     a.provider[sizeof a.provider - 1] = 0;
     fabric_peer *p = &s->peers[peer];
     p->same_host = peer_host_id != NULL && strcmp(peer_host_id, s->host_id) == 0;
-    if (a.version != s->address.version || strcmp(a.provider, s->address.provider) != 0 ||
-        a.protocol != s->address.protocol || a.slot_bytes != s->address.slot_bytes ||
-        a.rails != s->address.rails || a.name_bytes != s->address.name_bytes || (size_t)a.name_bytes * a.rails > sizeof a.names ||
-        a.has_rma != s->address.has_rma) {
-        return fabric_unequal(s, peer, &a);
+    const char *what = fabric_differs(&a, &s->address);
+    if (what != NULL) {
+        return fabric_unequal(s, peer, &a, what);
     }
     if ((!s->authenticated && !p->same_host) || fabric_is_far_loopback(s, &a, p->same_host)) {
         return DDL_ERR_UNSUPPORTED;
@@ -268,12 +290,16 @@ static ddl_status fabric_add_peer(void *self, int32_t peer, const void *address,
     for (int32_t i = 0; i < s->rail_count && !s->connects; i++) {
         if (fi_av_insert(s->rails[i].av, a.names + (size_t)i * a.name_bytes, 1, &p->at[i], 0, NULL) != 1) {
             fabric_log(s, DDL_LOG_WARN, "the address of rank %d is not taken by %s", peer, s->address.provider);
+            p->at[i] = FI_ADDR_NOTAVAIL;
+            while (i-- > 0) {
+                fi_av_remove(s->rails[i].av, &p->at[i], 1, 0);
+                p->at[i] = FI_ADDR_NOTAVAIL;
+            }
             return DDL_ERR_UNSUPPORTED;
         }
     }
     p->token_out = fabric_token(s, s->rank, peer, a.nonce);
     p->known = 1;
-    p->gone = 0;
     *out_latency_ns = s->faster ? 3000 : 40000;
     *out_bytes_per_s = !s->faster ? 900000000u : s->speed != 0 ? s->speed : 5000000000u;
     return DDL_OK;
@@ -340,6 +366,10 @@ static ddl_status fabric_objects(fabric_self *s, const ddl_transport_params *par
         return DDL_ERR_UNSUPPORTED;
     }
     fabric_hmem_tell(s);
+    if (s->lib.late && !s->connects) {
+        fabric_log(s, s->faster ? DDL_LOG_WARN : DDL_LOG_INFO, "libfabric was loaded before ddl_init, without FI_AV_REMOVE_CLEANUP=1 "
+                   "in the environment: a rank that dies while an adapter reads from it may cost all links; set it for the job");
+    }
     if (s->connects) {
         return fabric_connections_open(s);
     }

@@ -24,8 +24,11 @@
 #include <string.h>
 #include <unistd.h>
 
-/* What we ask for, and the oldest library that gives it: what is written here is in all from 1.14 to 2.x. */
-#define FABRIC_API FI_VERSION(1, 14)
+/* What is written here is in all libraries from 1.14 to 2.x. Of one that has it, 1.18 is asked for: asked for less, EFA
+ * does not read by the adapter of its first two kinds, and reaches no memory of GPUs there (efa_rdm_get_use_device_rdma in
+ * prov/efa/src/rdm/efa_rdm_util.c). */
+#define FABRIC_API_LEAST FI_VERSION(1, 14)
+#define FABRIC_API FI_VERSION(1, 18)
 
 enum {
     FABRIC_SLOT_BYTES = 16384,           /* the buffers of ofi_rxm: more costs it a round trip of its own */
@@ -39,6 +42,8 @@ typedef struct fabric_library {
     int (*fabric)(struct fi_fabric_attr *, struct fid_fabric **, void *);
     uint32_t (*version)(void);
     const char *(*strerror)(int);
+    uint32_t api; /* that is asked for */
+    int late;     /* it was there before us, without FI_AV_REMOVE_CLEANUP, which it reads once */
 } fabric_library;
 
 static const int fabric_signals[] = {SIGSEGV, SIGBUS, SIGILL, SIGABRT, SIGFPE, SIGTERM, SIGINT};
@@ -144,15 +149,20 @@ static int fabric_setenv_moves_nothing(void) {
  *
  * Ports: the tcp provider listens where DDL_PORT_RANGE allows, so that a firewall may be closed but for these.
  *
- * They are set before libfabric is loaded. */
-static void fabric_library_variables(const char *port_range) {
+ * They are set before libfabric is loaded. late: it has been, and what it reads once is not set any more, so that nobody takes it for
+ * read (fabric_closes_connections). */
+static void fabric_library_variables(const char *port_range, int late) {
     char low[8], high[8], low_line[40], high_line[40];
-    const char *lines[] = {"FI_OFI_RXM_USE_SRX=1", "FI_AV_REMOVE_CLEANUP=1", low_line, high_line};
-    int ports = port_range != NULL && sscanf(port_range, "%5[0-9]-%5[0-9]", low, high) == 2;
-    size_t count = ports ? 4 : 2;
-    if (ports) {
+    const char *lines[4] = {"FI_OFI_RXM_USE_SRX=1"};
+    size_t count = 1;
+    if (!late) {
+        lines[count++] = "FI_AV_REMOVE_CLEANUP=1";
+    }
+    if (port_range != NULL && sscanf(port_range, "%5[0-9]-%5[0-9]", low, high) == 2) {
         snprintf(low_line, sizeof low_line, "FI_TCP_PORT_LOW_RANGE=%s", low);
         snprintf(high_line, sizeof high_line, "FI_TCP_PORT_HIGH_RANGE=%s", high);
+        lines[count++] = low_line;
+        lines[count++] = high_line;
     }
     if (!fabric_setenv_moves_nothing()) {
         fabric_environ_add(lines, count);
@@ -176,7 +186,8 @@ static int fabric_library_moves(void) {
  * can be used; else a sentence why not. */
 static const char *fabric_library_open(fabric_library *out, const char *port_range) {
     struct sigaction saved[FABRIC_SIGNALS];
-    fabric_library_variables(port_range);
+    out->late = getenv("FI_AV_REMOVE_CLEANUP") == NULL && dlopen("libfabric.so.1", RTLD_NOLOAD | RTLD_LAZY) != NULL;
+    fabric_library_variables(port_range, out->late);
     pthread_mutex_lock(&fabric_signals_lock);
     fabric_signals_save(saved);
     void *handle = dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -189,7 +200,8 @@ static const char *fabric_library_open(fabric_library *out, const char *port_ran
     if (!fabric_symbols(handle, out)) {
         return "libfabric.so.1 lacks functions that every version has; it is damaged or another library";
     }
-    if (FI_VERSION_LT(out->version(), FABRIC_API)) {
+    out->api = FI_VERSION_LT(out->version(), FABRIC_API) ? FABRIC_API_LEAST : FABRIC_API;
+    if (FI_VERSION_LT(out->version(), FABRIC_API_LEAST)) {
         return "libfabric is older than 1.14, the first version that this plugin was written for; install a newer one";
     }
     return NULL;
@@ -202,7 +214,7 @@ static int fabric_getinfo(const fabric_library *lib, const char *node, uint64_t 
     *out = NULL;
     pthread_mutex_lock(&fabric_signals_lock);
     fabric_signals_save(saved);
-    int result = lib->getinfo(FABRIC_API, node, NULL, flags, hints, out);
+    int result = lib->getinfo(lib->api, node, NULL, flags, hints, out);
     fabric_signals_restore(saved);
     pthread_mutex_unlock(&fabric_signals_lock);
     return result;

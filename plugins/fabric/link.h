@@ -143,8 +143,8 @@ static int fabric_gets_renew(fabric_self *s, int32_t peer);
 static void fabric_gets_forget(fabric_self *s, int32_t peer);
 static int fabric_gets_end(fabric_self *s, int32_t peer, const struct fabric_memory *memory, ddl_status status);
 
-/* ofi_rxm closes the connection of an address that is removed, at once, when it was told so (fabric_library_variables);
- * before 1.17 it knows no such word (pull request 8190 of libfabric), and the read goes on. Of a read whose answer is half
+/* ofi_rxm closes the connection of an address that is removed, at once, when it was told so (fabric_library_variables) before
+ * it was first used; before 1.17 it knows no such word (pull request 8190 of libfabric), and the read goes on. Of a read whose answer is half
  * way it may lose the completion (tcp of libfabric 1.17 does); nothing is written any more nevertheless. */
 static int fabric_closes_connections(const fabric_self *s) {
     const char *cleanup = getenv("FI_AV_REMOVE_CLEANUP");
@@ -185,7 +185,11 @@ static void fabric_stop(fabric_self *s) {
     s->failed = 1;
     for (int32_t i = 0; i < s->rail_count; i++) {
         if (s->rails[i].ep != NULL) {
-            fi_close(&s->rails[i].ep->fid);
+            int result = fi_close(&s->rails[i].ep->fid);
+            if (result != 0) {
+                fabric_log(s, DDL_LOG_WARN, "the endpoint cannot be closed (%s): a peer may still read memory that messages "
+                           "were sent from, and write what was asked of it", fabric_error(s, result));
+            }
             s->rails[i].ep = NULL;
         }
     }

@@ -19,21 +19,35 @@ static void fabric_mr_close(struct fid_mr **mr) {
     }
 }
 
-/* Tells once what can be done about it: this goes wrong on most first days of a cluster. */
-static void fabric_mr_failed(fabric_self *s, size_t bytes, int error) {
+/* What can be done about an error that locked memory brings, with a point before it; "" of another one. This goes wrong on
+ * most first days of a cluster, and each provider meets it somewhere else: its queues lie in locked memory too. */
+static const char *fabric_memlock_remedy(const fabric_self *s, long error, char out[256]) {
     struct rlimit limit = {0, 0};
-    getrlimit(RLIMIT_MEMLOCK, &limit);
-    ddl_log_level level = s->told_registration ? DDL_LOG_DEBUG : DDL_LOG_WARN;
-    s->told_registration = 1;
-    if (limit.rlim_cur != RLIM_INFINITY && (error == -FI_ENOMEM || error == -FI_EAGAIN || error == -FI_EPERM)) {
-        fabric_log(s, level, "registering %zu bytes failed (%s): this process may lock %llu KiB of memory. Raise the limit: "
-                   "`ulimit -l unlimited`, or \"* - memlock unlimited\" in /etc/security/limits.conf, or LimitMEMLOCK="
-                   "infinity for a service. Until then payloads are copied", bytes, fabric_error(s, error),
-                   (unsigned long long)limit.rlim_cur / 1024);
-    } else {
-        fabric_log(s, level, "registering %zu bytes failed: %s. Payloads are copied instead", bytes,
-                   fabric_error(s, error));
+    int may_be = error == -FI_ENOMEM || error == -FI_EAGAIN || error == -FI_EPERM;
+    int adapter = (s->mr_mode & (FI_MR_LOCAL | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR)) != 0;
+    out[0] = 0;
+    if (may_be && adapter && getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
+        snprintf(out, 256, ". This process may lock %llu KiB of memory. Raise the limit: `ulimit -l unlimited`, or \"* - memlock "
+                 "unlimited\" in /etc/security/limits.conf, or LimitMEMLOCK=infinity for a service",
+                 (unsigned long long)limit.rlim_cur / 1024);
     }
+    return out;
+}
+
+static void fabric_mr_failed(fabric_self *s, size_t bytes, int error) {
+    char remedy[256];
+    fabric_log(s, s->told_registration ? DDL_LOG_DEBUG : DDL_LOG_WARN, "registering %zu bytes failed: %s%s. Payloads are "
+               "copied instead", bytes, fabric_error(s, error), fabric_memlock_remedy(s, error, remedy));
+    s->told_registration = 1;
+}
+
+/* Of the memory of messages themselves. At the start the endpoint is not to be had without it, and later fewer are under way. */
+static void fabric_slots_failed(fabric_self *s, size_t bytes, int error) {
+    char remedy[256];
+    fabric_log(s, s->told_slots ? DDL_LOG_DEBUG : DDL_LOG_WARN, "registering %zu bytes for messages failed: %s%s. %s", bytes,
+               fabric_error(s, error), fabric_memlock_remedy(s, error, remedy), s->receives == 0
+               ? "Without them it cannot be used" : "With those that are there fewer messages are under way at once");
+    s->told_slots = 1;
 }
 
 static void fabric_mr_failed_there(fabric_self *s, size_t bytes, int32_t device, int error) {
@@ -74,6 +88,22 @@ static void fabric_mr_tell(fabric_self *s, size_t bytes, int32_t device, int err
     }
 }
 
+/* What a registration brought, of a region that may have to be bound to the endpoint. Returns 0 or a negative error, and *out
+ * is NULL then. */
+static int fabric_mr_made(const fabric_self *s, const fabric_rail *r, int result, struct fid_mr **out) {
+    if (result == 0 && (s->mr_mode & FI_MR_ENDPOINT) != 0) {
+        result = fi_mr_bind(*out, &r->ep->fid, 0);
+        result = result == 0 ? fi_mr_enable(*out) : result;
+        if (result != 0) {
+            fabric_mr_close(out);
+        }
+    }
+    if (result != 0) {
+        *out = NULL;
+    }
+    return result;
+}
+
 /* Returns 0 or a negative error. */
 static int fabric_mr_open(fabric_self *s, int32_t rail, const void *memory, size_t bytes, uint64_t access, int32_t device,
                           struct fid_mr **out) {
@@ -89,17 +119,7 @@ static int fabric_mr_open(fabric_self *s, int32_t rail, const void *memory, size
         uint64_t key = (s->mr_mode & FI_MR_PROV_KEY) != 0 ? 0 : fabric_mr_key(s);
         result = fabric_mr_try(r, memory, bytes, access, device, key, out);
     }
-    if (result == 0 && (s->mr_mode & FI_MR_ENDPOINT) != 0) {
-        result = fi_mr_bind(*out, &r->ep->fid, 0);
-        result = result == 0 ? fi_mr_enable(*out) : result;
-        if (result != 0) {
-            fabric_mr_close(out);
-        }
-    }
-    if (result != 0) {
-        *out = NULL;
-    }
-    return result;
+    return fabric_mr_made(s, r, result, out);
 }
 
 /* >>slots */
@@ -142,7 +162,7 @@ static ddl_status fabric_block_make(fabric_self *s, int32_t count, size_t bytes,
         int result = fabric_mr_open(s, 0, b->memory, b->memory_bytes, FI_SEND | FI_RECV, FABRIC_HOST, &b->mr);
         failed = result != 0;
         if (failed) {
-            fabric_mr_tell(s, b->memory_bytes, FABRIC_HOST, result);
+            fabric_slots_failed(s, b->memory_bytes, result);
         }
     }
     if (failed) {

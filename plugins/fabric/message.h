@@ -361,6 +361,13 @@ static void fabric_push_bye(fabric_self *s, fabric_link *l) {
     }
 }
 
+/* Closes a link that the peer has no part in ending, and tells it, if it takes the word: else it would wait. */
+static void fabric_part_with(fabric_self *s, fabric_link *l) {
+    fabric_head head = fabric_head_of(s, l, FABRIC_BYE, l->sequence, 0);
+    (void)fabric_put(s, l, &head, NULL, 0, NULL, 0);
+    fabric_cut(s, l);
+}
+
 static ddl_status fabric_send(void *self, int32_t peer, ddl_message *m) {
     fabric_self *s = self;
     if (peer < 0 || peer >= s->world_size || !s->peers[peer].known) {

@@ -28,8 +28,9 @@ static int fabric_is_sockets(const struct fi_info *info) {
 }
 
 static ddl_status fabric_failed(fabric_self *s, const char *what, long result) {
-    fabric_log(s, DDL_LOG_WARN, "%s failed on %s: %s", what, s->rails[0].info->fabric_attr->prov_name,
-               fabric_error(s, result));
+    char remedy[256];
+    fabric_log(s, DDL_LOG_WARN, "%s failed on %s: %s%s", what, s->rails[0].info->fabric_attr->prov_name,
+               fabric_error(s, result), fabric_memlock_remedy(s, result, remedy));
     return DDL_ERR_SYSTEM;
 }
 

@@ -133,7 +133,10 @@ static void fabric_send_ended(fabric_self *s, fabric_slot *slot, int error) {
     fabric_head head;
     memcpy(&head, slot->bytes, sizeof head);
     for (fabric_offer *o = head.kind == FABRIC_WITHDRAW && error == 0 ? l->offers : NULL; o != NULL; o = o->next) {
-        o->withdrawn = o->number == head.sequence && o->withdrawn == 2 ? 3 : o->withdrawn;
+        if (o->number == head.sequence && o->withdrawn == 2) {
+            o->withdrawn = 3;
+            o->told_ns = s->host->now_ns(s->host);
+        }
     }
     l->sends -= l->sends > 0; /* 0: fabric_sends_renew has counted it */
     fabric_slot_give(&s->send_free, slot);
@@ -188,11 +191,13 @@ static void fabric_completed_badly(fabric_self *s, fabric_rail *r) {
         return;
     }
     int news = slot->role != FABRIC_RECV && !s->peers[slot->peer].gone && e.err != FI_ECANCELED;
-    fabric_log(s, news ? DDL_LOG_INFO : DDL_LOG_DEBUG, "%s rank %d failed: %s%s%s",
-               slot->role == FABRIC_RECV   ? "a receive from some"
-               : slot->role == FABRIC_READ ? "a read from"
-                                           : "a send to",
-               slot->peer, fabric_error(s, e.err), detail != NULL ? ": " : "", detail != NULL ? detail : "");
+    char of[24] = ""; /* a receive is from nobody yet */
+    if (slot->role != FABRIC_RECV) {
+        snprintf(of, sizeof of, " %s rank %d", slot->role == FABRIC_READ ? "from" : "to", slot->peer);
+    }
+    fabric_log(s, news ? DDL_LOG_INFO : DDL_LOG_DEBUG, "a %s%s failed: %s%s%s",
+               slot->role == FABRIC_RECV ? "receive" : slot->role == FABRIC_READ ? "read" : "send", of, fabric_error(s, e.err),
+               detail != NULL ? ": " : "", detail != NULL ? detail : "");
     if (slot->role == FABRIC_RECV) {
         fabric_slot_give(&s->unposted, slot);
     } else if (slot->role == FABRIC_STREAM) {
@@ -212,6 +217,31 @@ static void fabric_completed_badly(fabric_self *s, fabric_rail *r) {
 static int fabric_shuffle(fabric_self *s, int count) {
     s->force_seed = s->force_seed * 1664525u + 1013904223u;
     return s->force_unordered ? (int)((s->force_seed >> 16) % (uint32_t)count) : 0;
+}
+
+/* And one message of eight is heard of some looks later, when others have overtaken it. */
+static int fabric_comes_late(fabric_self *s, fabric_slot *slot, size_t length) {
+    if (!s->force_unordered || slot->role != FABRIC_RECV || fabric_shuffle(s, 8) != 0) {
+        return 0;
+    }
+    slot->length = (uint32_t)length;
+    slot->number = 1 + (uint32_t)fabric_shuffle(s, 20); /* looks */
+    slot->next = s->late;
+    s->late = slot;
+    return 1;
+}
+
+static void fabric_late_ones(fabric_self *s) {
+    fabric_slot **at = &s->late;
+    while (*at != NULL) {
+        fabric_slot *slot = *at;
+        if (--slot->number > 0) {
+            at = &slot->next;
+        } else {
+            *at = slot->next;
+            fabric_received(s, slot, slot->length);
+        }
+    }
 }
 
 /* What the provider has to tell that belongs to no operation of ours (fabric_events_open). */
@@ -256,7 +286,9 @@ static int fabric_poll_rail(fabric_self *s, fabric_rail *r) {
         int i = fabric_shuffle(s, left);
         struct fi_cq_msg_entry e = entries[i];
         memmove(&entries[i], &entries[i + 1], (size_t)(left - 1 - i) * sizeof e);
-        fabric_completed(s, e.op_context, e.len);
+        if (!fabric_comes_late(s, e.op_context, e.len)) {
+            fabric_completed(s, e.op_context, e.len);
+        }
     }
     return count;
 }
@@ -264,7 +296,8 @@ static int fabric_poll_rail(fabric_self *s, fabric_rail *r) {
 /* Collects completions of all rails, and returns whether there were any; says nothing to the core. The rail that carries
  * messages comes last: what a peer said before a read ended is known then. */
 static int fabric_poll(fabric_self *s) {
-    int drained = 1, any = 0;
+    int drained = 1, any = s->late != NULL;
+    fabric_late_ones(s);
     for (int32_t i = s->rail_count - 1; i >= 0 && !s->failed; i--) {
         int n = FABRIC_BATCH;
         for (int events = 0; n == FABRIC_BATCH && events < FABRIC_TURN && !s->failed; events += n) {

@@ -1,9 +1,10 @@
 /* select: which provider, which adapter, which address.
  *
  * The order is efa, verbs, tcp; DDL_TRANSPORTS=fabric:NAME or DDL_FABRIC_PROVIDER takes one. Of its adapters those stay
- * that the settings admit and that other hosts can reach: loopback and bridges are never told to another host. Of these
- * the first is taken that is near to the cores of this process; DDL_FABRIC_RAILS=2 takes two. Every candidate and what
- * became of it goes to the log (DDL_LOG=info) and is shown by ddl-info. */
+ * that the settings admit and that other hosts can reach: loopback and bridges are never told to another host. Of these come
+ * first those in the network by which the master is reached, as all ranks have one there, then those that are near to the
+ * cores of this process; DDL_FABRIC_RAILS=2 takes two. Every candidate and what became of it goes to the log (DDL_LOG=info)
+ * and is shown by ddl-info. */
 #ifndef FABRIC_SELECT_H
 #define FABRIC_SELECT_H
 
@@ -29,8 +30,9 @@
 typedef struct fabric_wish {
     const char *provider;  /* or NULL */
     const char *domain, *interface_name;
+    int interface_is_ours; /* named by DDL_FABRIC_INTERFACE, not by DDL_INTERFACE, which means sockets */
     struct sockaddr_storage subnet, route; /* ss_family 0: none */
-    int subnet_bits, rails;
+    int subnet_bits, route_bits, rails;
     int loopback_only; /* sockets: all ranks are here, or anybody could send to us */
     int authenticated; /* adapters: there is a job secret */
 } fabric_wish;
@@ -81,12 +83,24 @@ static int fabric_info_ip(const struct fi_info *info, struct sockaddr_storage *o
     return is_ip;
 }
 
-/* The interface that has an address. */
-static void fabric_interface_of(const struct sockaddr_storage *a, char out[IF_NAMESIZE]) {
+/* How many bits the network of an interface has; all where that is not known. */
+static int fabric_bits_of(const struct sockaddr *mask, int family) {
+    static const size_t first[] = {offsetof(struct sockaddr_in, sin_addr), offsetof(struct sockaddr_in6, sin6_addr)};
+    int six = family == AF_INET6, bits = 0, all = six ? 128 : 32;
+    const uint8_t *bytes = mask != NULL ? (const uint8_t *)mask + first[six] : NULL;
+    while (bytes != NULL && bits < all && (bytes[bits / 8] & (0x80 >> bits % 8)) != 0) {
+        bits++;
+    }
+    return bits > 0 ? bits : all;
+}
+
+/* The interface that has an address. Returns the bits of its network; 0: there is none. */
+static int fabric_interface_of(const struct sockaddr_storage *a, char out[IF_NAMESIZE]) {
     struct ifaddrs *list = NULL;
+    int bits = 0;
     snprintf(out, IF_NAMESIZE, "?");
     if (getifaddrs(&list) != 0) {
-        return;
+        return 0;
     }
     for (struct ifaddrs *i = list; i != NULL; i = i->ifa_next) {
         struct sockaddr_storage at;
@@ -96,11 +110,13 @@ static void fabric_interface_of(const struct sockaddr_storage *a, char out[IF_NA
             memcpy(&at, i->ifa_addr, family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6));
             if (fabric_ip_equal(&at, a)) {
                 snprintf(out, IF_NAMESIZE, "%s", i->ifa_name);
+                bits = fabric_bits_of(i->ifa_netmask, family);
                 break;
             }
         }
     }
     freeifaddrs(list);
+    return bits;
 }
 
 static int fabric_exists(const char *format, const char *name) {
@@ -226,7 +242,8 @@ static const char *fabric_refusal(const fabric_wish *w, const struct fi_info *in
         return "without a job secret no adapter is used, as it hears other hosts; ddlrun makes one, DDL_SECRET gives one";
     }
     if (!is_ip) {
-        return NULL;
+        return w->subnet.ss_family != 0 || (w->interface_name != NULL && w->interface_is_ours)
+                   ? "it has no address of IP for DDL_FABRIC_INTERFACE or DDL_FABRIC_SUBNET; DDL_FABRIC_DOMAIN chooses it" : NULL;
     }
     if (at.ss_family == 0 || fabric_ip_is_link_local(&at)) {
         return "it has no address that others can use";
@@ -255,13 +272,16 @@ static const char *fabric_refusal(const fabric_wish *w, const struct fi_info *in
     return NULL;
 }
 
+static const char *fabric_domain_name(const struct fi_info *info) {
+    return info->domain_attr->name != NULL ? info->domain_attr->name : "?";
+}
+
 static void fabric_tell(fabric_self *s, const struct fi_info *info, const char *verdict) {
     struct sockaddr_storage at;
     char text[INET6_ADDRSTRLEN];
     fabric_info_ip(info, &at);
     fabric_ip_text(&at, text);
-    fabric_log(s, DDL_LOG_INFO, "%s on %s (%s): %s", info->fabric_attr->prov_name,
-               info->domain_attr->name != NULL ? info->domain_attr->name : "?", text, verdict);
+    fabric_log(s, DDL_LOG_INFO, "%s on %s (%s): %s", info->fabric_attr->prov_name, fabric_domain_name(info), text, verdict);
 }
 
 static int fabric_same_adapter(const struct fi_info *a, const struct fi_info *b) {
@@ -281,29 +301,37 @@ static int fabric_seen(const struct fi_info *list, const struct fi_info *info) {
     return 0;
 }
 
+/* 0 to 2: in the network by which the master is reached, and as near as fabric_distance says; 3 to 5: in another one. Where
+ * each host has adapters in several networks, as of one rail each, the nearest may be in one that others are not in. */
+static int fabric_rank(const fabric_wish *w, const struct fi_info *info) {
+    struct sockaddr_storage at;
+    int there = fabric_info_ip(info, &at) && w->route.ss_family != 0 && fabric_ip_within(&at, &w->route, w->route_bits);
+    return fabric_distance(info) + (there ? 0 : 3);
+}
+
 /* The best of those that are admitted and not taken by a rail yet. */
 static const struct fi_info *fabric_best(fabric_self *s, const fabric_wish *w, const char *provider,
                                          const struct fi_info *list) {
     const struct fi_info *best = NULL;
-    int best_distance = 3;
+    int best_rank = 6;
     for (const struct fi_info *i = list; i != NULL; i = i->next) {
         int taken = fabric_seen(list, i) || !fabric_provider_is(i, provider);
         for (int32_t r = 0; r < s->rail_count && !taken; r++) {
             const struct fi_info *rail = s->rails[r].info;
             taken = strcmp(rail->fabric_attr->prov_name, i->fabric_attr->prov_name) != 0 ||
-                    strcmp(rail->domain_attr->name, i->domain_attr->name) == 0;
+                    strcmp(fabric_domain_name(rail), fabric_domain_name(i)) == 0;
         }
         if (taken) {
             continue;
         }
         const char *why = fabric_refusal(w, i);
-        int distance = fabric_distance(i);
+        int rank = fabric_rank(w, i);
         if (s->rail_count == 0) {
-            fabric_tell(s, i, why != NULL ? why : distance == 2 ? "can be used, but is far from these cores" : "can be used");
+            fabric_tell(s, i, why != NULL ? why : rank % 3 == 2 ? "can be used, but is far from these cores" : "can be used");
         }
-        if (why == NULL && distance < best_distance) {
+        if (why == NULL && rank < best_rank) {
             best = i;
-            best_distance = distance;
+            best_rank = rank;
         }
     }
     return best;
@@ -360,6 +388,19 @@ static void fabric_tell_others(fabric_self *s, const fabric_wish *w, const struc
     }
 }
 
+/* By name: rail i of a rank talks to rail i of another, and adapters of one name hang on one switch, as a rule, wherever the
+ * cores of their ranks are. */
+static void fabric_rails_sort(fabric_self *s) {
+    for (int32_t i = 1; i < s->rail_count; i++) {
+        struct fi_info *info = s->rails[i].info;
+        int32_t at = i;
+        for (; at > 0 && strcmp(fabric_domain_name(s->rails[at - 1].info), fabric_domain_name(info)) > 0; at--) {
+            s->rails[at].info = s->rails[at - 1].info;
+        }
+        s->rails[at].info = info;
+    }
+}
+
 /* The provider by its name, or the first of the order that has an adapter. */
 static ddl_status fabric_choose(fabric_self *s, const fabric_wish *w, const struct fi_info *list) {
     const char *const *names = w->provider != NULL ? &w->provider : fabric_order;
@@ -375,11 +416,16 @@ static ddl_status fabric_choose(fabric_self *s, const fabric_wish *w, const stru
         }
     }
     fabric_tell_others(s, w, list, names, tried);
-    if (s->rail_count > 0) {
-        fabric_tell(s, s->rails[0].info, "is taken");
-        return DDL_OK;
+    fabric_rails_sort(s);
+    for (int32_t i = 0; i < s->rail_count; i++) {
+        fabric_tell(s, s->rails[i].info, "is taken");
     }
-    return DDL_ERR_UNSUPPORTED;
+    if (s->rail_count > 0 && s->rail_count < w->rails) {
+        fabric_log(s, DDL_LOG_WARN, "DDL_FABRIC_RAILS asks for %d adapters, and of %s there %s %d; DDL_LOG=info says why others "
+                   "were refused", w->rails, s->rails[0].info->fabric_attr->prov_name, s->rail_count == 1 ? "is" : "are",
+                   s->rail_count);
+    }
+    return s->rail_count > 0 ? DDL_OK : DDL_ERR_UNSUPPORTED;
 }
 
 /* >>asking */

@@ -35,6 +35,8 @@ enum {
 #define FABRIC_REGION_BYTES ((uint64_t)4 << 30)
 #define FABRIC_CUT_NS 200000000u    /* for a read that is under way to end, when its memory is wanted back */
 #define FABRIC_WITHDRAW_NS 50000000u /* from a WITHDRAW to other use of the memory; */
+#define FABRIC_AWAKE_NS 2000000u     /* for a peer to answer it that is awake */
+#define FABRIC_ROW_NS 20000000u      /* between two recalls in a row, at most */
 #define FABRIC_SLOW_NS 20000000u     /* a read that took longer may have seen that, and is checked */
 #define FABRIC_CONNECT_NS 1000000000u /* for a connection to read by; then the peer is asked to send */
 #define FABRIC_STUCK_NS 1000000 /* until what the provider does not take is tried again */
@@ -163,7 +165,8 @@ typedef struct fabric_offer {
     ddl_message *message; /* NULL: recalled after it was pulled */
     uint32_t number;
     int refused, valid_due;
-    int withdrawn; /* 1: to be told, 2: the word is under way, 3: it is with the peer: see fabric_put */
+    int withdrawn; /* 1: to be told, 2: the word is under way, 3: it is with the peer, since told_ns: see fabric_put */
+    uint64_t told_ns;
     uint64_t repaired; /* bytes that went by REPAIR */
     uint64_t streamed; /* bytes that were given to OUT of that number; */
     uint32_t way;
@@ -252,7 +255,7 @@ typedef struct fabric_self {
     int stuck; /* the provider takes nothing now: to be tried again in a while */
     int again; /* a link waits to be served, at once */
     int faster;                 /* than the sockets of the core, as far as can be known before measuring */
-    int told_stranger, told_unequal, told_registration, told_device, told_inject;
+    int told_stranger, told_unequal, told_registration, told_slots, told_device, told_inject;
     const char *device;        /* a device plugin that is loaded; or NULL */
     const char *hmem_refused;  /* why the provider does not reach memory of that; NULL: it does */
     struct fabric_get *gets;
@@ -264,10 +267,12 @@ typedef struct fabric_self {
     uint32_t force_seed;
     uint64_t fail_registration; /* for tests: of every so many registrations one fails */
     uint64_t registrations;
+    uint64_t recall_ns, recalled_ns; /* of recalls in a row: when the first began and the last ended */
     fabric_peer *peers;
     fabric_link *links;
     fabric_block *blocks;
     fabric_slot *send_free, *read_free, *unposted, *arrived, **arrived_last;
+    fabric_slot *late; /* for tests: what has come, and is heard of later */
     fabric_offer *offer_free;
     fabric_region *region_free;
     fabric_cache cache;

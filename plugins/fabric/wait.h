@@ -108,7 +108,7 @@ static ddl_status fabric_arm(void *self, int *out_fd) {
     if (s->failed) {
         return failed ? DDL_OK : DDL_IN_PROGRESS; /* progress tells it once */
     }
-    if (came || s->again || s->arrived != NULL) {
+    if (came || s->again || s->arrived != NULL || s->late != NULL) {
         return DDL_IN_PROGRESS;
     }
     for (int32_t i = 0; i < s->rail_count; i++) {
@@ -159,9 +159,28 @@ static void fabric_offer_move(fabric_self *s, fabric_offer *o, const ddl_message
     for (int32_t i = 0; i < s->rail_count && ours && (s->mr_mode & (FI_MR_PROV_KEY | FI_MR_VIRT_ADDR)) == 0; i++) {
         uint64_t key = fi_mr_key(mr[i]);
         fabric_mr_close(&mr[i]);
-        if (fi_mr_reg(s->rails[i].domain, copy->payload, copy->payload_bytes, FI_REMOTE_READ, 0, key, 0, &mr[i],
-                      NULL) != 0) {
-            mr[i] = NULL; /* the peer's read fails, and it asks for pieces */
+        int result = fabric_mr_try(&s->rails[i], copy->payload, copy->payload_bytes, FI_REMOTE_READ, FABRIC_HOST, key, &mr[i]);
+        (void)fabric_mr_made(s, &s->rails[i], result, &mr[i]); /* else the peer's read fails, and it asks for pieces */
+    }
+}
+
+/* The core recalls all messages of an operation in a row. Who waits for each peer in turn waits too long where many do not
+ * answer: what begins now ends with the wait for the first of them. */
+static void fabric_recalls_begin(fabric_self *s) {
+    uint64_t now = s->host->now_ns(s->host);
+    if (s->recall_ns == 0 || now - s->recalled_ns > FABRIC_ROW_NS) {
+        s->recall_ns = now;
+    }
+}
+
+/* The peer of one does not answer: all that may be recalled next is withdrawn too. What is not comes in pieces instead. */
+static void fabric_offers_withdraw(fabric_self *s) {
+    for (fabric_link *l = s->links; l != NULL; l = l->next) {
+        for (fabric_offer *o = l->offers; o != NULL && l->broken == 0 && !s->peers[l->peer].gone; o = o->next) {
+            o->withdrawn = o->withdrawn != 0 ? o->withdrawn : 1;
+            if (o->withdrawn == 1 && !fabric_push_offer(s, l, o)) {
+                break;
+            }
         }
     }
 }
@@ -170,38 +189,36 @@ static void fabric_offer_move(fabric_self *s, fabric_offer *o, const ddl_message
  * within microseconds, or answers that it will not. 1: nobody reads the memory any more, or whoever began before will check
  * what it got. */
 static int fabric_offer_withdraw(fabric_self *s, fabric_link *l, fabric_offer *o) {
-    uint64_t now = s->host->now_ns(s->host), since_ns = now;
-    int arrived = 0;
+    uint64_t begun = s->host->now_ns(s->host), now = begun;
+    int over = 0;
     if (l->broken != 0) {
         return 0;
     }
-    o->withdrawn = 1;
+    o->withdrawn = o->withdrawn != 0 ? o->withdrawn : 1;
     do {
         fabric_poll(s);
         s->again = 1;
-        if (o->withdrawn == 1) {
+        if (now - begun > FABRIC_AWAKE_NS) {
+            fabric_offers_withdraw(s);
+        } else if (o->withdrawn == 1) {
             fabric_push_offer(s, l, o);
         }
         now = s->host->now_ns(s->host);
-        if (o->withdrawn == 3 && !arrived) {
-            arrived = 1;
-            since_ns = now;
-        }
         if (o->refused || (int32_t)(l->ended - o->number) > 0) {
             return 1;
         }
-    } while (!s->failed && l->broken == 0 && now - since_ns < (arrived ? FABRIC_WITHDRAW_NS : FABRIC_CUT_NS));
-    return arrived;
+        over = o->withdrawn == 3 ? now - o->told_ns > FABRIC_WITHDRAW_NS : now - s->recall_ns > FABRIC_CUT_NS;
+    } while (!s->failed && l->broken == 0 && !over);
+    return o->withdrawn == 3;
 }
 
 /* No part of a payload is under way when this returns: the kernel has what was, or the connection is closed. */
 static int fabric_stream_hold(fabric_self *s, fabric_link *l, fabric_offer *o) {
-    uint64_t deadline = s->host->now_ns(s->host) + FABRIC_CUT_NS;
     o->held = 1;
-    while (o->streaming > 0 && !s->failed && l->broken == 0 && s->host->now_ns(s->host) < deadline) {
+    do {
         fabric_poll(s);
         s->again = 1;
-    }
+    } while (o->streaming > 0 && !s->failed && l->broken == 0 && s->host->now_ns(s->host) - s->recall_ns < FABRIC_CUT_NS);
     if (o->streaming > 0) {
         fabric_log(s, DDL_LOG_INFO, "rank %d takes nothing, and the memory of a message is wanted back: what it has not got "
                    "is sent anew", l->peer);
@@ -221,7 +238,9 @@ static int fabric_recall_offer(fabric_self *s, fabric_link *l, const ddl_message
     if (o == NULL) {
         return 0;
     }
+    fabric_recalls_begin(s);
     int safe = s->connects ? fabric_stream_hold(s, l, o) : fabric_offer_withdraw(s, l, o), pulled = (int32_t)(l->ended - o->number) > 0;
+    s->recalled_ns = s->host->now_ns(s->host);
     ddl_message *copy = safe && !pulled ? fabric_orphan(s, m) : NULL;
     o->message = copy;
     o->held = 0;
@@ -232,12 +251,12 @@ static int fabric_recall_offer(fabric_self *s, fabric_link *l, const ddl_message
     } else if (!pulled) {
         fabric_log(s, DDL_LOG_INFO, "%s; its link is closed, as the memory of a message is wanted back that rank %d has not "
                    "read", safe ? "there is no memory for a copy" : "a peer does not take a word", l->peer);
-        fabric_cut(s, l);
+        fabric_part_with(s, l);
         if (!s->failed && fabric_drops_completions(s) && !fabric_region_renew(s, o->region)) {
             fabric_log(s, DDL_LOG_WARN, "what rank %d may still read is not registered anew; the endpoint is closed", l->peer);
             fabric_stop(s);
         }
-        fabric_break(s, l, safe ? ENOMEM : ETIMEDOUT);
+        fabric_break(s, l, safe ? ENOMEM : ECANCELED);
     }
     return 1;
 }
@@ -294,8 +313,8 @@ static void fabric_redirect(void *self, int32_t peer, void *token, void *new_lan
     } else if (!fabric_reads_end(s, l)) {
         fabric_log(s, DDL_LOG_WARN, "a read from rank %d does not end; its link is closed, as the memory is wanted back",
                    peer);
-        fabric_cut(s, l);
-        fabric_break(s, l, ETIMEDOUT);
+        fabric_part_with(s, l);
+        fabric_break(s, l, ECANCELED);
     }
     fabric_landing_release(s, l);
     in->to = new_landing;

@@ -135,6 +135,8 @@ static const char ddl__how_cut[] = "it has not answered for 4 s";
 static const char ddl__how_unreached[] =
     "no connection to it could be made; perhaps a firewall drops what goes to its port "
     "(DDL_PORT_RANGE) or its address leads elsewhere (DDL_INTERFACE, DDL_ADVERTISE)";
+static const char ddl__how_closed[] =
+    "its link had to be closed, as memory was wanted back that a message of it was still to come to or to be read from";
 static const char ddl__how_damaged[] = "it sent damaged bytes";
 static const char ddl__how_no_memory[] = "a receiver had no memory for its messages";
 static const char ddl__how_unexpected[] = "it sent a part of a collective that was not expected";

@@ -446,6 +446,9 @@ static void ddl__host_lost(const ddl_host *host, int32_t peer, int32_t system_er
     case ENETDOWN:
         ddl__missed(c, peer, ddl__how_cut);
         break;
+    case ECANCELED:
+        ddl__missed(c, peer, ddl__how_closed);
+        break;
     case ENOTCONN:
         ddl__missed(c, peer, ddl__how_unreached);
         break;
