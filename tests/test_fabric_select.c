@@ -335,21 +335,18 @@ TEST(who_is_not_looked_at_has_a_reason) {
 TEST(an_order_of_sends_is_not_one_of_receives) {
     struct fi_fabric_attr fabric = {.prov_name = (char *)(uintptr_t) "efa"};
     struct fi_tx_attr tx = {.msg_order = FI_ORDER_SAS};
-    struct fi_rx_attr rx = {.msg_order = FI_ORDER_SAS, .comp_order = FI_ORDER_NONE};
+    struct fi_rx_attr rx = {.msg_order = FI_ORDER_SAS};
     struct fi_ep_attr ep = {.type = FI_EP_RDM};
     struct fi_info info = {.fabric_attr = &fabric, .tx_attr = &tx, .rx_attr = &rx, .ep_attr = &ep};
     CHECK_EQ(fabric_is_ordered(&info), 0);
-    rx.comp_order = FI_ORDER_STRICT;
-    CHECK_EQ(fabric_is_ordered(&info), 1);
-    rx.msg_order = 0;
-    CHECK_EQ(fabric_is_ordered(&info), 0);
-    rx = (struct fi_rx_attr){.msg_order = FI_ORDER_SAS};
     fabric.prov_name = (char *)(uintptr_t) "verbs;ofi_rxm";
     CHECK_EQ(fabric_is_ordered(&info), 1); /* each peer has a connection */
     fabric.prov_name = (char *)(uintptr_t) "tcp";
     CHECK_EQ(fabric_is_ordered(&info), 0);
     ep.type = FI_EP_MSG;
     CHECK_EQ(fabric_is_ordered(&info), 1);
+    rx.msg_order = 0;
+    CHECK_EQ(fabric_is_ordered(&info), 0);
 }
 
 /* ---- what is the process's ---- */

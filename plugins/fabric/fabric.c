@@ -148,13 +148,12 @@ static int fabric_settings_read(fabric_self *s) {
     return ok;
 }
 
-/* Whether what was sent first is also told of first. EFA of libfabric before 1.22 says that it keeps the order of sends whoever
- * asks (pull request 9988), and completes receives as they are done: of two packets one may still be missing. Connections keep
- * both; of others comp_order says it. */
+/* Whether what was sent first is also told of first. EFA before pull request 9988 of libfabric says that it keeps the order of
+ * sends, unasked, and completes receives as they are done: of a larger one a packet may still be missing. Connections keep both;
+ * what others say of completions 2.x has no field for any more. */
 static int fabric_is_ordered(const struct fi_info *info) {
     int sends = (info->tx_attr->msg_order & FI_ORDER_SAS) != 0 && (info->rx_attr->msg_order & FI_ORDER_SAS) != 0;
-    int connected = info->ep_attr->type == FI_EP_MSG || strstr(info->fabric_attr->prov_name, ";ofi_rxm") != NULL;
-    return sends && (connected || (info->rx_attr->comp_order & FI_ORDER_STRICT) != 0);
+    return sends && (info->ep_attr->type == FI_EP_MSG || strstr(info->fabric_attr->prov_name, ";ofi_rxm") != NULL);
 }
 
 /* What the provider demands, and what tests demand besides. */

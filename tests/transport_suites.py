@@ -1,0 +1,50 @@
+"""Suites of the core over a plugin: what test_transport_suites.py and test_transport_failures.py share."""
+import functools
+import os
+import re
+
+from harness import BUILD, check, good, sh, skip, test
+
+MESSAGES = ["test_p2p", "test_collectives", "test_v_forms"]
+FAILURES = ["test_requests", "test_leave", "test_mismatch", "test_threads", "test_stop", "test_agree", "test_groups",
+            "test_persistent"]
+# To begin costs a rank over libfabric a tenth of a second, and the schedules of deaths are tried over the others.
+FEW = {} if os.environ.get("TEST_TORTURE") else {"FAULT_RUNS": "4"}
+FABRIC = ("fabric:tcp", "fabric:tcp;ofi_rxm")
+
+
+@functools.cache
+def begun_before_main():
+    """What has libfabric begun once for all ranks that a suite forks; whole programs begin it anew, in test_fabric_hosts."""
+    library = BUILD / "tests" / "fabric_begun.so"
+    made = f"{library}.{os.getpid()}.tmp"  # another test may make it at the same time
+    good("gcc -std=c11 -D_GNU_SOURCE -O1 -Wall -Wextra -Werror -fPIC -shared -o", made, "tests/fabric_begun.c -lfabric")
+    os.replace(made, library)
+    return str(library)
+
+
+def environment(plugin, extra):
+    library = f"libddl-{plugin.partition(':')[0]}.so"
+    if not (BUILD / library).exists():
+        skip(f"{library} is not built; make plugins builds it, where its libraries are")
+    return dict(os.environ, DDL_TRANSPORTS=plugin, DDL_PLUGIN_PATH=str(BUILD), **extra)
+
+
+def suite_over(plugin, suite, extra):
+    program = BUILD / "tests" / ("asan" if "ASAN_OPTIONS" in extra else "gcc") / suite
+    env = environment(plugin, extra)
+    if not program.exists():
+        skip(f"{program} is not built; tests/run builds it")
+    if plugin.startswith("fabric"):
+        env["LD_PRELOAD"] = begun_before_main()
+    result = sh(str(program), env=env, timeout=420)
+    last = re.findall(r"^(\d+) passed, (\d+) failed", result.stdout, re.M)
+    check(result.returncode == 0 and last and int(last[-1][0]) > 0 and last[-1][1] == "0",
+          f"{suite} over {plugin} {extra}:\n{result.stdout[-3000:]}")
+
+
+def add(plugin, suite, name, extra):
+    def run():
+        suite_over(plugin, suite, extra)
+    run.__name__ = f"{suite[5:]}_over_{re.sub('[:;]', '_', plugin)}{name}"
+    test(run)
