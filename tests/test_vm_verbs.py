@@ -1,6 +1,6 @@
 """libfabric's verbs over software RoCE, in one boot of the emulated machine (tests/vm): the suites that other transports
-pass (test_transport_suites.py), in samples, on one host and with ranks on two, as far as a few minutes go (all of them with
-VERBS_ALL=1 in the environment, by hand); then jobs over a slow and lossy cable, with a rank that is killed and with
+pass (test_transport_suites.py, test_transport_failures.py), on one host and with ranks on two, of each so many tests as a few
+minutes have room for (all of them with VERBS_ALL=1 in the environment, by hand; tests/RUNS.md); then jobs over a slow and lossy cable, with a rank that is killed and with
 a cable that is cut. The counters of the devices say that it was RDMA that carried.
 tests/run: timeout=480 """
 import functools
@@ -12,7 +12,6 @@ from jobs import VM, cause, in_machine, program, ranks_in, within
 
 ALL = os.environ.get("VERBS_ALL")
 SUITES = ["collectives", "requests", "persistent", "stop", "agree", "mismatch", "v_forms", "p2p", "groups", "threads", "leave"]
-IN_SHORT = {"one-host": SUITES[:5], "two-hosts": ["collectives", "v_forms"]}
 
 
 class Part:
@@ -76,21 +75,14 @@ def check_suite(name):
 
 def add_suite(hosts, suite):
     def run():
-        if not ALL and suite not in IN_SHORT[hosts]:
-            skip("takes minutes in an emulated machine; VERBS_ALL=1 python3 tests/test_vm_verbs.py runs it")
         check_suite(f"{hosts}-{suite}")
     run.__name__ = f"{suite}_on_{hosts.replace('-', '_')}"
     test(run)
 
 
-for where in IN_SHORT:
+for where in ("one-host", "two-hosts"):
     for which in SUITES:
         add_suite(where, which)
-
-
-@test
-def messages_on_two_hosts():
-    check_suite("two-hosts-messages")
 
 
 def check_job(name, ranks=4):
