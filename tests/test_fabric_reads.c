@@ -71,6 +71,52 @@ static void recalls_in_a_row(uint64_t bytes, const char *setting) {
 TEST(recalls_of_payloads_in_a_row) { recalls_in_a_row(6 << 20, NULL); }
 TEST(recalls_of_offers_in_a_row) { recalls_in_a_row(60000, "FABRIC_FORCE_MR=local"); }
 
+/* Many in a row of a peer that looks, for longer than one that does not is waited for: nothing is cut. */
+TEST(recalls_of_a_peer_that_looks_go_on_for_ever) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(2, "FABRIC_FORCE_MR=local", NULL);
+    fabric_self *s = self_of(&e[0]);
+    uint64_t arrived = 1;
+    letter first;
+    post(&e[0], 1, &first, 400000);
+    DRIVE(e, 2, e[1].arrived[0] == 1 && first.returned == first.borrowed) {}
+    letter_free(&first);
+    double until = test_now_s() + 0.6 * test_slow();
+    while (test_now_s() < until) {
+        letter l;
+        CHECK_EQ(post(&e[0], 1, &l, 60000), DDL_IN_PROGRESS);
+        s->recall_ns = s->host->now_ns(s->host) - 300000000; /* as of a row that has lasted */
+        s->recalled_ns = s->host->now_ns(s->host);
+        fabric_transport.recall(e[0].self, 1, &l.message);
+        free(l.payload);
+        arrived++;
+        DRIVE(e, 2, e[1].arrived[0] == arrived) {}
+    }
+    CHECK(arrived > 3);
+    CHECK_EQ(e[0].lost[1] + e[1].lost[0], 0);
+    world_end(e, 2);
+}
+
+/* A peer that reads and does not look hears at once that the link is closed: what it has half is not waited for. */
+TEST(a_link_that_is_closed_under_a_read_ends_at_the_reader) {
+    NEED_LIBFABRIC();
+    world_detail = "tcp;ofi_rxm";
+    endpoint *e = world_open(2, "FABRIC_FORCE_MR=local", NULL);
+    world_detail = "tcp";
+    letter first, l;
+    post(&e[0], 1, &first, 8);
+    DRIVE(e, 2, e[1].arrived[0] == 1) {}
+    CHECK_EQ(post(&e[0], 1, &l, 1 << 20), DDL_IN_PROGRESS);
+    DRIVE(&e[1], 1, e[1].landing[0] != NULL) {}
+    fabric_part_with(self_of(&e[0]), self_of(&e[0])->peers[1].link, ECANCELED);
+    DRIVE(e, 2, e[0].lost[1] == 1 && e[1].lost[0] == 1 && l.returned == 1) {}
+    CHECK_EQ(e[0].lost_error[1], ECANCELED);
+    CHECK_EQ(e[1].lost_error[0], ECANCELED);
+    letter_free(&first);
+    letter_free(&l);
+    world_end(e, 2);
+}
+
 /* A read that needs the help of a peer that does not look: the link ends with it, the core is told that it was our doing, and
  * the peer hears of it. */
 TEST(a_read_that_does_not_end_when_its_memory_is_wanted_back) {
@@ -88,7 +134,7 @@ TEST(a_read_that_does_not_end_when_its_memory_is_wanted_back) {
     CHECK_EQ(self_of(&e[1])->peers[0].link->reads, 0);
     DRIVE(e, 2, e[0].lost[1] == 1 && e[1].lost[0] == 1 && l.returned == 1) {}
     CHECK_EQ(e[1].lost_error[0], ECANCELED);
-    CHECK_EQ(e[0].lost_error[1], 0); /* the peer closed its end */
+    CHECK_EQ(e[0].lost_error[1], ECANCELED); /* the peer says so */
     CHECK(!e[0].failed && !e[1].failed);
     letter_free(&first);
     letter_free(&l);

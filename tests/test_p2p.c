@@ -656,8 +656,9 @@ TEST(a_storm_of_batches) {
     for (int i = 0; i < 4; i++) {
         world_threads(ns[i], storm, NULL);
     }
-    world_fork(7, storm, NULL, 50);
 }
+
+TEST(a_storm_of_batches_between_processes) { world_fork(7, storm, NULL, 50); }
 
 /* ---- strides ---- */
 
@@ -847,6 +848,9 @@ static void nobody_left(ddl_group *w, void *arg) {
 
 TEST(a_receive_from_any_rank_when_all_have_gone) {
     world_threads(3, nobody_left, (void *)(uintptr_t)"left");
+}
+
+TEST(a_receive_from_any_rank_when_all_have_gone_between_processes) {
     world_fork(3, nobody_left, (void *)(uintptr_t)"left", 30);
     world_fork(3, nobody_left, (void *)(uintptr_t)"died", 30);
 }
@@ -890,5 +894,8 @@ static void deadline_half_way(ddl_group *w, void *arg) {
 
 TEST(a_deadline_while_a_message_is_half_way) {
     world_threads(2, deadline_half_way, NULL);
+}
+
+TEST(a_deadline_while_a_message_is_half_way_between_processes) {
     world_fork(2, deadline_half_way, NULL, 30);
 }

@@ -91,12 +91,12 @@ def start_rank(program, transport, rank, port, prefix):
 
 
 def life(program, transport, call, error, n, victim):
-    """Runs a job. Returns whether the call was made, and what is wrong, or None."""
+    """Runs a job; n 0: nothing fails. Returns whether the call was made, and what is wrong, or None."""
     port, start, bad = free_port(), time.monotonic(), []
     calls = tempfile.NamedTemporaryFile(prefix="ddl-test-")
     inject = ["strace", "-f", "-qq", "-o", calls.name, "-e", f"trace={call}",
               "-e", f"inject={call}:error={error}:when={n}"]
-    ranks = [start_rank(program, transport, r, port, inject if r == victim else []) for r in range(2)]
+    ranks = [start_rank(program, transport, r, port, inject if r == victim and n else []) for r in range(2)]
     for rank, child in enumerate(ranks):
         try:
             _, text = child.communicate(timeout=max(0.1, LIMIT_S - (time.monotonic() - start)))
@@ -107,7 +107,7 @@ def life(program, transport, call, error, n, victim):
             continue
         if child.returncode == 127 and "error while loading shared libraries" in text:
             continue
-        if child.returncode not in (0, 10):
+        if child.returncode not in ((0, 10) if n else (0,)):
             bad.append(f"rank {rank} ended with {child.returncode}: {text.strip()[-500:]}")
         elif child.returncode == 10 and "DDL_ERR_INTERNAL" in text:
             bad.append(f"rank {rank}: {text.strip()[-500:]}")
@@ -133,12 +133,13 @@ def every_failure_is_a_status_or_nothing(transport, calls):
         one_each = [pick.choice([x for x in cases if x[0] == c]) for c, _, _ in calls]
         cases = one_each + pick.sample(cases, int(os.environ.get("FAULT_RUNS", 12)))
     program = fault_rank()
+    check(life(program, transport, "none", "none", 0, 0)[1] is None, f"the job fails by itself over {transport}")
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         outcomes = list(pool.map(lambda case: life(program, transport, *case), cases))
     reached, wrong = sum(r for r, _ in outcomes), [w for _, w in outcomes if w]
     print(f"  {reached} calls failed, of {len(cases)} that were to", flush=True)
     check(not wrong, "\n".join(wrong))
-    check(reached >= len(cases) / 2, f"of {len(cases)} calls only {reached} were made: the lists do not fit this machine")
+    check(reached >= len(cases) / 4, f"of {len(cases)} calls only {reached} were made: the lists do not fit this machine")
 
 
 @test

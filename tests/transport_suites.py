@@ -23,6 +23,16 @@ def begun_before_main():
     return str(library)
 
 
+@functools.cache
+def with_asan():
+    """A folder with the libfabric plugin, built to be loaded by programs under ASan."""
+    folder = BUILD / "tests" / "asan-plugins"
+    folder.mkdir(parents=True, exist_ok=True)
+    good("clang -std=c11 -O1 -g1 -fsanitize=address -fno-omit-frame-pointer -fPIC -shared -fvisibility=hidden -I. -o",
+         folder / "libddl-fabric.so", "plugins/fabric/fabric.c", timeout=300)
+    return str(folder)
+
+
 def environment(plugin, extra):
     library = f"libddl-{plugin.partition(':')[0]}.so"
     if not (BUILD / library).exists():
@@ -37,6 +47,8 @@ def suite_over(plugin, suite, extra):
         skip(f"{program} is not built; tests/run builds it")
     if plugin.startswith("fabric"):
         env["LD_PRELOAD"] = begun_before_main()
+    if "ASAN_OPTIONS" in extra:
+        env["DDL_PLUGIN_PATH"] = with_asan()
     result = sh(str(program), env=env, timeout=420)
     last = re.findall(r"^(\d+) passed, (\d+) failed", result.stdout, re.M)
     check(result.returncode == 0 and last and int(last[-1][0]) > 0 and last[-1][1] == "0",

@@ -281,6 +281,7 @@ static void fabric_way_ends(fabric_self *s, fabric_way *w, int error) {
 /* A connection has ended, or has not come about. What came by one that was open is read first: see fabric_poll. */
 static void fabric_strand_ended(fabric_self *s, fabric_strand *strand, int error) {
     fabric_way *w = strand->way;
+    error = fabric_reset(error);
     if (w->kind == FABRIC_IN || fabric_way_has(s, w, FABRIC_OPEN)) {
         fabric_way_ends(s, w, error);
     } else {

@@ -197,8 +197,7 @@ static void fabric_get_settle(fabric_self *s, fabric_get *g) {
         fabric_link *l = s->peers[g->peer].link;
         fabric_log(s, DDL_LOG_WARN, "a read from rank %d does not end; its link is closed, as the memory on a device is "
                    "wanted back", g->peer);
-        fabric_part_with(s, l);
-        fabric_break(s, l, ECANCELED);
+        fabric_part_with(s, l, ECANCELED);
     }
 }
 

@@ -24,7 +24,7 @@
  *     _FAIL_REGISTRATION n (every n-th fails)
  *
  * All calls come under the context's lock: there are no locks here, and no globals, as one process may play many
- * ranks, except for what is the process's: its environment and its signal handlers (library.h). */
+ * ranks, except for what is the process's: its environment, its signal handlers, whether it had libfabric (library.h). */
 #define _GNU_SOURCE 1
 #include "../../ddl.h"
 

@@ -43,7 +43,7 @@ typedef struct fabric_library {
     uint32_t (*version)(void);
     const char *(*strerror)(int);
     uint32_t api; /* that is asked for */
-    int late;     /* it was there before us, without FI_AV_REMOVE_CLEANUP, which it reads once */
+    int late;     /* fabric_library_late */
 } fabric_library;
 
 static const int fabric_signals[] = {SIGSEGV, SIGBUS, SIGILL, SIGABRT, SIGFPE, SIGTERM, SIGINT};
@@ -149,20 +149,15 @@ static int fabric_setenv_moves_nothing(void) {
  *
  * Ports: the tcp provider listens where DDL_PORT_RANGE allows, so that a firewall may be closed but for these.
  *
- * They are set before libfabric is loaded. late: it has been, and what it reads once is not set any more, so that nobody takes it for
- * read (fabric_closes_connections). */
-static void fabric_library_variables(const char *port_range, int late) {
+ * They are set before libfabric is loaded, unless the program has done that: fabric_library_late. */
+static void fabric_library_variables(const char *port_range) {
     char low[8], high[8], low_line[40], high_line[40];
-    const char *lines[4] = {"FI_OFI_RXM_USE_SRX=1"};
-    size_t count = 1;
-    if (!late) {
-        lines[count++] = "FI_AV_REMOVE_CLEANUP=1";
-    }
-    if (port_range != NULL && sscanf(port_range, "%5[0-9]-%5[0-9]", low, high) == 2) {
+    const char *lines[] = {"FI_OFI_RXM_USE_SRX=1", "FI_AV_REMOVE_CLEANUP=1", low_line, high_line};
+    int ports = port_range != NULL && sscanf(port_range, "%5[0-9]-%5[0-9]", low, high) == 2;
+    size_t count = ports ? 4 : 2;
+    if (ports) {
         snprintf(low_line, sizeof low_line, "FI_TCP_PORT_LOW_RANGE=%s", low);
         snprintf(high_line, sizeof high_line, "FI_TCP_PORT_HIGH_RANGE=%s", high);
-        lines[count++] = low_line;
-        lines[count++] = high_line;
     }
     if (!fabric_setenv_moves_nothing()) {
         fabric_environ_add(lines, count);
@@ -182,13 +177,24 @@ static int fabric_library_moves(void) {
     return moves || (zero_copy != NULL && zero_copy[0] != 0 && strcmp(zero_copy, "-1") != 0);
 }
 
+/* Whether libfabric was loaded before the first of us came, without FI_AV_REMOVE_CLEANUP, which it reads once: it may have done
+ * so. Under fabric_signals_lock; of the process, as the library is. */
+static int fabric_library_late(void) {
+    static int known, late;
+    if (!known) {
+        known = 1;
+        late = getenv("FI_AV_REMOVE_CLEANUP") == NULL && dlopen("libfabric.so.1", RTLD_NOLOAD | RTLD_LAZY) != NULL;
+    }
+    return late;
+}
+
 /* Never closed: providers may have started threads. NULL: it
  * can be used; else a sentence why not. */
 static const char *fabric_library_open(fabric_library *out, const char *port_range) {
     struct sigaction saved[FABRIC_SIGNALS];
-    out->late = getenv("FI_AV_REMOVE_CLEANUP") == NULL && dlopen("libfabric.so.1", RTLD_NOLOAD | RTLD_LAZY) != NULL;
-    fabric_library_variables(port_range, out->late);
     pthread_mutex_lock(&fabric_signals_lock);
+    out->late = fabric_library_late();
+    fabric_library_variables(port_range);
     fabric_signals_save(saved);
     void *handle = dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
     fabric_signals_restore(saved);

@@ -148,7 +148,7 @@ static int fabric_gets_end(fabric_self *s, int32_t peer, const struct fabric_mem
  * way it may lose the completion (tcp of libfabric 1.17 does); nothing is written any more nevertheless. */
 static int fabric_closes_connections(const fabric_self *s) {
     const char *cleanup = getenv("FI_AV_REMOVE_CLEANUP");
-    return FI_VERSION_GE(s->lib.version(), FI_VERSION(1, 17)) && cleanup != NULL && strchr("1tTyY", cleanup[0]) != NULL &&
+    return FI_VERSION_GE(s->lib.version(), FI_VERSION(1, 17)) && !s->lib.late && cleanup != NULL && strchr("1tTyY", cleanup[0]) != NULL &&
            strstr(s->rails[0].info->fabric_attr->prov_name, ";ofi_rxm") != NULL;
 }
 

@@ -10,6 +10,7 @@ static size_t fabric_core_bytes(void) { return sizeof(fabric_head) + DDL_MESSAGE
 
 /* An operation on what messages go by has failed. */
 static void fabric_words_failed(fabric_self *s, fabric_link *l, int error) {
+    error = fabric_reset(error);
     if (s->connects) {
         fabric_way_ends(s, &l->way[FABRIC_WORDS], error);
     } else {
@@ -361,9 +362,11 @@ static void fabric_push_bye(fabric_self *s, fabric_link *l) {
     }
 }
 
-/* Closes a link that the peer has no part in ending, and tells it, if it takes the word: else it would wait. */
-static void fabric_part_with(fabric_self *s, fabric_link *l) {
-    fabric_head head = fabric_head_of(s, l, FABRIC_BYE, l->sequence, 0);
+/* Closes a link that the peer has no part in ending, and tells it, if it takes the word: else it would wait. Whatever is
+ * half-way between the two is lost. */
+static void fabric_part_with(fabric_self *s, fabric_link *l, int error) {
+    fabric_head head = fabric_head_of(s, l, FABRIC_BYE, l->sequence, FABRIC_AT_ONCE);
+    fabric_break(s, l, error);
     (void)fabric_put(s, l, &head, NULL, 0, NULL, 0);
     fabric_cut(s, l);
 }

@@ -613,6 +613,10 @@ static void fabric_turns(fabric_self *s, fabric_link *l) {
 /* The peer closes its end, and all that it said before has been heard: it is told so once, as it waits for that. While
  * the provider does not take the word it is tried again, for as long as the peer waits. */
 static void fabric_heard_out(fabric_self *s, fabric_link *l) {
+    if (l->bye_at_once && !s->peers[l->peer].gone) {
+        fabric_lose(s, l->peer, ECANCELED, "the peer closed the link, as memory was wanted back");
+        return;
+    }
     if (!l->bye || l->turn != l->bye_at || l->landing.active || s->peers[l->peer].gone) {
         return;
     }
@@ -695,6 +699,7 @@ static void fabric_arrival(fabric_self *s, fabric_slot *slot) {
     } else if (head.kind == FABRIC_BYE) {
         l->bye = 1;
         l->bye_at = head.sequence;
+        l->bye_at_once = head.bytes == FABRIC_AT_ONCE;
         fabric_slot_give(&s->unposted, slot);
     } else {
         fabric_hold(s, l, slot, head.sequence);

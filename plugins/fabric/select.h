@@ -388,13 +388,18 @@ static void fabric_tell_others(fabric_self *s, const fabric_wish *w, const struc
     }
 }
 
-/* By name: rail i of a rank talks to rail i of another, and adapters of one name hang on one switch, as a rule, wherever the
- * cores of their ranks are. */
-static void fabric_rails_sort(fabric_self *s) {
+static int fabric_goes_before(const fabric_wish *w, const struct fi_info *a, const struct fi_info *b) {
+    int elsewhere = fabric_rank(w, a) / 3 - fabric_rank(w, b) / 3;
+    return elsewhere != 0 ? elsewhere < 0 : strcmp(fabric_domain_name(a), fabric_domain_name(b)) < 0;
+}
+
+/* The network of the master first, then by name: rail i of a rank talks to rail i of another, and adapters of one name hang on
+ * one switch, as a rule, wherever the cores of their ranks are. */
+static void fabric_rails_sort(fabric_self *s, const fabric_wish *w) {
     for (int32_t i = 1; i < s->rail_count; i++) {
         struct fi_info *info = s->rails[i].info;
         int32_t at = i;
-        for (; at > 0 && strcmp(fabric_domain_name(s->rails[at - 1].info), fabric_domain_name(info)) > 0; at--) {
+        for (; at > 0 && fabric_goes_before(w, info, s->rails[at - 1].info); at--) {
             s->rails[at].info = s->rails[at - 1].info;
         }
         s->rails[at].info = info;
@@ -416,7 +421,7 @@ static ddl_status fabric_choose(fabric_self *s, const fabric_wish *w, const stru
         }
     }
     fabric_tell_others(s, w, list, names, tried);
-    fabric_rails_sort(s);
+    fabric_rails_sort(s, w);
     for (int32_t i = 0; i < s->rail_count; i++) {
         fabric_tell(s, s->rails[i].info, "is taken");
     }

@@ -56,7 +56,8 @@ enum {
     FABRIC_ACK,    /* head alone; its number is 0, or FABRIC_HEARD */
     FABRIC_BYE     /* nothing follows the ordered messages before its number: head alone, no credit */
 };
-enum { FABRIC_HEARD = 1 }; /* your BYE is here, and all before it: you may close */
+enum { FABRIC_HEARD = 1 };   /* your BYE is here, and all before it: you may close */
+enum { FABRIC_AT_ONCE = 1 }; /* in place of the bytes of a BYE: nothing more comes, also of what is half-way */
 
 /* Before everything that is sent. Hosts of a job have one byte order. */
 typedef struct fabric_head {
@@ -202,6 +203,7 @@ typedef struct fabric_link {
     uint64_t withdrawn;  /* by number of the offer, modulo 64 */
     uint32_t refusing; /* REFUSEs that wait to be sent: 0 or 1 */
     int bye, told_bye;     /* the peer said it, and its number; we did */
+    int bye_at_once;
     int heard_out;         /* the peer has heard all of ours, or wants nothing more */
     uint32_t bye_at;
     uint64_t bye_ns;       /* since then we try to say that it was heard; 0: not yet */
@@ -296,6 +298,9 @@ __attribute__((format(printf, 3, 4))) static void fabric_log(fabric_self *s, ddl
 static const char *fabric_error(const fabric_self *s, long error) {
     return s->lib.strerror((int)(error < 0 ? -error : error));
 }
+
+/* What libfabric cancels belongs to a connection that has ended. To the core ECANCELED says that we ended it (fabric_part_with). */
+static int fabric_reset(int error) { return error == FI_ECANCELED ? ECONNRESET : error; }
 
 static void *fabric_zalloc(fabric_self *s, size_t bytes) {
     void *memory = s->host->alloc(s->host, bytes);

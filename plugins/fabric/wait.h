@@ -155,7 +155,7 @@ static ddl_message *fabric_orphan(fabric_self *s, const ddl_message *m) {
  * addresses, that cannot be done, and need not: it is an adapter, which reads memory that it holds pinned. */
 static void fabric_offer_move(fabric_self *s, fabric_offer *o, const ddl_message *copy) {
     struct fid_mr **mr = o->region->mr;
-    int ours = o->region->id == 0; /* of this message alone: it was never kept for others */
+    int ours = o->region->id == 0 && !s->failed; /* of this message alone: it was never kept for others */
     for (int32_t i = 0; i < s->rail_count && ours && (s->mr_mode & (FI_MR_PROV_KEY | FI_MR_VIRT_ADDR)) == 0; i++) {
         uint64_t key = fi_mr_key(mr[i]);
         fabric_mr_close(&mr[i]);
@@ -165,11 +165,19 @@ static void fabric_offer_move(fabric_self *s, fabric_offer *o, const ddl_message
 }
 
 /* The core recalls all messages of an operation in a row. Who waits for each peer in turn waits too long where many do not
- * answer: what begins now ends with the wait for the first of them. */
-static void fabric_recalls_begin(fabric_self *s) {
+ * answer: the wait for the first that does not is that for those behind it. Returns when this one begins. */
+static uint64_t fabric_recall_begins(fabric_self *s) {
     uint64_t now = s->host->now_ns(s->host);
     if (s->recall_ns == 0 || now - s->recalled_ns > FABRIC_ROW_NS) {
         s->recall_ns = now;
+    }
+    return now;
+}
+
+static void fabric_recall_ends(fabric_self *s, uint64_t begun) {
+    s->recalled_ns = s->host->now_ns(s->host);
+    if (s->recalled_ns - begun < FABRIC_AWAKE_NS && s->recalled_ns - s->recall_ns < FABRIC_AWAKE_NS) {
+        s->recall_ns = 0; /* that peer looks: no row begins with it */
     }
 }
 
@@ -207,18 +215,22 @@ static int fabric_offer_withdraw(fabric_self *s, fabric_link *l, fabric_offer *o
         if (o->refused || (int32_t)(l->ended - o->number) > 0) {
             return 1;
         }
-        over = o->withdrawn == 3 ? now - o->told_ns > FABRIC_WITHDRAW_NS : now - s->recall_ns > FABRIC_CUT_NS;
+        over = o->withdrawn == 3 ? now - o->told_ns > FABRIC_WITHDRAW_NS
+                                 : now - begun > FABRIC_ROW_NS && now - s->recall_ns > FABRIC_CUT_NS;
     } while (!s->failed && l->broken == 0 && !over);
     return o->withdrawn == 3;
 }
 
 /* No part of a payload is under way when this returns: the kernel has what was, or the connection is closed. */
 static int fabric_stream_hold(fabric_self *s, fabric_link *l, fabric_offer *o) {
+    uint64_t begun = s->host->now_ns(s->host), now = begun;
     o->held = 1;
     do {
         fabric_poll(s);
         s->again = 1;
-    } while (o->streaming > 0 && !s->failed && l->broken == 0 && s->host->now_ns(s->host) - s->recall_ns < FABRIC_CUT_NS);
+        now = s->host->now_ns(s->host);
+    } while (o->streaming > 0 && !s->failed && l->broken == 0 &&
+             (now - begun < FABRIC_AWAKE_NS || now - s->recall_ns < FABRIC_CUT_NS));
     if (o->streaming > 0) {
         fabric_log(s, DDL_LOG_INFO, "rank %d takes nothing, and the memory of a message is wanted back: what it has not got "
                    "is sent anew", l->peer);
@@ -238,9 +250,9 @@ static int fabric_recall_offer(fabric_self *s, fabric_link *l, const ddl_message
     if (o == NULL) {
         return 0;
     }
-    fabric_recalls_begin(s);
+    uint64_t begun = fabric_recall_begins(s);
     int safe = s->connects ? fabric_stream_hold(s, l, o) : fabric_offer_withdraw(s, l, o), pulled = (int32_t)(l->ended - o->number) > 0;
-    s->recalled_ns = s->host->now_ns(s->host);
+    fabric_recall_ends(s, begun);
     ddl_message *copy = safe && !pulled ? fabric_orphan(s, m) : NULL;
     o->message = copy;
     o->held = 0;
@@ -251,12 +263,11 @@ static int fabric_recall_offer(fabric_self *s, fabric_link *l, const ddl_message
     } else if (!pulled) {
         fabric_log(s, DDL_LOG_INFO, "%s; its link is closed, as the memory of a message is wanted back that rank %d has not "
                    "read", safe ? "there is no memory for a copy" : "a peer does not take a word", l->peer);
-        fabric_part_with(s, l);
+        fabric_part_with(s, l, safe ? ENOMEM : ECANCELED);
         if (!s->failed && fabric_drops_completions(s) && !fabric_region_renew(s, o->region)) {
             fabric_log(s, DDL_LOG_WARN, "what rank %d may still read is not registered anew; the endpoint is closed", l->peer);
             fabric_stop(s);
         }
-        fabric_break(s, l, safe ? ENOMEM : ECANCELED);
     }
     return 1;
 }
@@ -313,8 +324,7 @@ static void fabric_redirect(void *self, int32_t peer, void *token, void *new_lan
     } else if (!fabric_reads_end(s, l)) {
         fabric_log(s, DDL_LOG_WARN, "a read from rank %d does not end; its link is closed, as the memory is wanted back",
                    peer);
-        fabric_part_with(s, l);
-        fabric_break(s, l, ECANCELED);
+        fabric_part_with(s, l, ECANCELED);
     }
     fabric_landing_release(s, l);
     in->to = new_landing;
