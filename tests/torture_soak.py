@@ -1,6 +1,6 @@
 """A soak: eight ranks on two hosts sum without end, while a nemesis stops ranks, cuts the cable for a moment in one
 direction or in both, and makes it slow. Every sum must be right, nobody may be taken for dead, no more files may be open
-and no more than 1 MiB of memory be in use than a third into it. Each life of the job ends with a rank that is killed:
+and no more than 2 MiB of memory be in use than a third into it. Each life of the job ends with a rank that is killed:
 all others name it, shrink and go on; then the next life begins. Over each transport, SOAK_S seconds (600); TEST_SEED
 repeats the choices.
 tests/run: timeout=3600 alone=yes """
@@ -87,7 +87,7 @@ def live(hosts, transport, seconds, pick):
         job.check("is dead" not in job.everything(), "somebody was taken for dead")
         late = [size_of(p) for p in job.process.values()]
         grown = max(b - a for (a, _), (b, _) in zip(early, late))
-        job.check(grown <= 1024, f"resident KiB and open files, a third into it and at its end: {early}, {late}")
+        job.check(grown <= 2048, f"resident KiB and open files, a third into it and at its end: {early}, {late}")
         job.check(all(b == a for (_, a), (_, b) in zip(early, late)), f"open files: {early}, {late}")
         victim = pick.randrange(len(LAYOUT))
         time.sleep(2)
