@@ -84,7 +84,8 @@ def live(hosts, transport, seconds, pick):
                 job.check(there, f"rank {rank} has ended: {nemesis.done}")
             if early is None and time.monotonic() - start > seconds / 3:
                 early = [size_of(p) for p in job.process.values()]
-        job.check("is dead" not in job.everything(), "somebody was taken for dead")
+        text = job.everything()
+        job.check("is dead" not in text and "is cut off" not in text, "somebody was taken for dead")
         late = [size_of(p) for p in job.process.values()]
         grown = max(b - a for (a, _), (b, _) in zip(early, late))
         job.check(grown <= 2048, f"resident KiB and open files, a third into it and at its end: {early}, {late}")
