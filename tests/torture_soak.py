@@ -1,6 +1,6 @@
 """A soak: eight ranks on two hosts sum without end, while a nemesis stops ranks, cuts the cable for a moment in one
-direction or in both, and makes it slow. Every sum must be right, nobody may be taken for dead, no more files may be open
-and no more than 2 MiB of memory be in use than a third into it. Each life of the job ends with a rank that is killed:
+direction or in both, and makes it slow. Every sum must be right, nobody may be taken for dead, and no more memory (2 MiB)
+and files (two for each other rank) may be in use than a third into it. Each life of the job ends with a rank that is killed:
 all others name it, shrink and go on; then the next life begins. Over each transport, SOAK_S seconds (600); TEST_SEED
 repeats the choices.
 tests/run: timeout=3600 alone=yes """
@@ -89,7 +89,8 @@ def live(hosts, transport, seconds, pick):
         late = [size_of(p) for p in job.process.values()]
         grown = max(b - a for (a, _), (b, _) in zip(early, late))
         job.check(grown <= 2048, f"resident KiB and open files, a third into it and at its end: {early}, {late}")
-        job.check(all(b == a for (_, a), (_, b) in zip(early, late)), f"open files: {early}, {late}")
+        opened = max(b - a for (_, a), (_, b) in zip(early, late))  # ranks may connect that had not talked before
+        job.check(opened <= 2 * (len(LAYOUT) - 1), f"open files: {early}, {late}")
         victim = pick.randrange(len(LAYOUT))
         time.sleep(2)
         since = time.monotonic()
