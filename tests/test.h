@@ -122,12 +122,15 @@ static inline double test_slow(void) {
     return f >= 1.0 ? f : 1.0;
 }
 
-/* Whether a case of a long list is to be left out, by a number that is another one for each. */
-static inline int test_left_out(unsigned number) {
+/* Of the cases of long lists one in so many is to be run. */
+static inline unsigned test_sample(void) {
     const char *s = getenv("TEST_SAMPLE");
-    unsigned of = s ? (unsigned)atoi(s) : 1;
-    return of > 1 && number % of != 0;
+    int of = s ? atoi(s) : 1;
+    return of > 1 ? (unsigned)of : 1;
 }
+
+/* Whether a case of a long list is to be left out, by a number that is another one for each. */
+static inline int test_left_out(unsigned number) { return number % test_sample() != 0; }
 
 /* The folder with the tools and plugins that `make` builds; tests/run exports it. */
 static inline const char *test_build_dir(void) {

@@ -1,6 +1,6 @@
 /* Gradient codes on one rank, against plain loops: blocks, casts, top-k, random-k, merge, PowerSGD's algebra; every
  * instruction set bit for bit; error feedback; what is not finite; configs that make no sense.
- * tests/run: variants=gcc,asan,arm64 libs=-lm */
+ * tests/run: variants=gcc,asan,arm64 libs=-lm quick=yes */
 #include "test.h"
 
 #if defined(__GNUC__) && !defined(__clang__)

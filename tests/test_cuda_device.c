@@ -1,7 +1,7 @@
 /* The device table of plugins/cuda over a stand-in for the driver (cuda_driver.c): no GPU is looked at. Copies, streams,
  * events and gates in order, memory that is pooled and given back, pointers told apart, contexts left as they were, and
  * each call of the driver failing once.
- * tests/run: variants=gcc,asan timeout=120 */
+ * tests/run: variants=gcc,asan timeout=120 quick=yes */
 #include "cuda_standin.h"
 
 #include "ranks.h"

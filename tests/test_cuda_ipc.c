@@ -2,7 +2,7 @@
  * GPU. Ranks are processes, or threads of one; descriptors go over socket pairs as the core would pass them. Descriptors and
  * handles, addresses that come back after a free, peers that are killed, GPUs that damage what goes between them, calls of
  * the driver that fail, sleep.
- * tests/run: variants=gcc,asan timeout=200 */
+ * tests/run: variants=gcc,asan timeout=200 quick=yes */
 #include "cuda_standin.h"
 
 #include "ranks.h"

@@ -4,7 +4,7 @@
  * to wait on, no inject (fi_efa(7): "Wait objects are not currently supported", "No support for inject"); operations of
  * libfabric that fail or ask to come back; memory that is wanted back; deaths, strangers, and settings that make no
  * sense.
- * tests/run: variants=gcc,asan,valgrind timeout=150 */
+ * tests/run: variants=gcc,asan,valgrind timeout=150 quick=yes */
 #include "mini_host.h"
 
 #include "fabric_faults.h"

@@ -1,7 +1,7 @@
 /* Registrations that the libfabric plugin keeps (plugins/fabric/cache.h): used again, never for memory that was freed and
  * mapped again, bounded, none closed that is in use; what happens when one fails or a peer dies. Registrations are those of
  * fabric_pins.h, which hold pages as an adapter does. Memory is told by a host of the test's own.
- * tests/run: variants=gcc,asan timeout=100 */
+ * tests/run: variants=gcc,asan timeout=100 quick=yes */
 #include "ranks.h"
 
 #include "fabric_pins.h"

@@ -1,6 +1,6 @@
 /* The libfabric plugin while the n-th call of each function of libfabric fails: there is a sentence, or nothing is lost; what
  * was posted comes back, what was opened is closed, and nobody writes where nothing is to be written any more.
- * tests/run: variants=gcc,asan timeout=150 */
+ * tests/run: variants=gcc,asan timeout=150 quick=yes */
 #include "ranks.h"
 
 #include "fabric_faults.h"

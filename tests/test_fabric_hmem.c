@@ -1,7 +1,7 @@
 /* Memory of devices in the libfabric plugin: what it asks of a provider with FI_HMEM (fabric_hmem.h: a claim in front of tcp,
  * device memory being ordinary memory), that what was read is right, what happens when a registration or a read fails or
  * memory is wanted back, and what it says where the provider refuses. No GPU, no adapter.
- * tests/run: variants=gcc,asan,valgrind timeout=60 */
+ * tests/run: variants=gcc,asan,valgrind timeout=60 quick=yes */
 #include "ranks.h"
 
 #include "fabric_hmem.h"

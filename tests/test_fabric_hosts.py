@@ -12,6 +12,7 @@ import time
 from harness import BUILD, check, good, main, scratch, sh, skip, test
 from host_faults import promise
 from jobs import Job, program, two_hosts
+from transport_suites import THIN
 
 RANK = program()
 FABRIC = {"DDL_TRANSPORTS": "fabric:tcp", "DDL_PLUGIN_PATH": str(BUILD)}
@@ -31,7 +32,7 @@ def spread_suite(provider, suite, words):
     if not path.exists() or not (BUILD / "libddl-fabric.so").exists():
         skip(f"{path} or libddl-fabric.so is not built; tests/run and make plugins build them")
     env = {**FABRIC, "DDL_TRANSPORTS": f"fabric:{provider}"}
-    env.update({} if os.environ.get("TEST_TORTURE") else {"FAULT_RUNS": "2"})
+    env.update({} if os.environ.get("TEST_TORTURE") else {"FAULT_RUNS": "2", **THIN})
     with two_hosts() as hosts, hosts.spread(**env) as env:
         done = sh(path, *words, env=env, timeout=400)
         last = re.findall(r"^(\d+) passed, (\d+) failed", done.stdout, re.M)

@@ -1,5 +1,5 @@
 /* The libfabric plugin with two rails: a payload of many parts goes over both alike, though each read ends by itself.
- * tests/run: variants=gcc,asan,valgrind timeout=60 */
+ * tests/run: variants=gcc,asan,valgrind timeout=60 quick=yes */
 #include "fabric_host.h"
 
 /* Which rail each part of a payload is asked of. The second rail is the first one once more, with its key. */

@@ -1,6 +1,6 @@
 /* The libfabric plugin: payloads that go straight into their place, and memory that is wanted back meanwhile, by the sender (recall) or
  * by the receiver (redirect); peers that stop in the middle; connections that are given up (plugins/fabric/connect.h).
- * tests/run: variants=gcc,asan,valgrind timeout=60 */
+ * tests/run: variants=gcc,asan,valgrind timeout=60 quick=yes */
 #include "fabric_host.h"
 
 #include <sys/wait.h>

@@ -1,6 +1,6 @@
 /* Which adapter the libfabric plugin takes, of lists of fi_info that are made up, with interfaces and a /sys that are too:
  * loopback and bridges are never told to another host, the nearest adapter comes first. libfabric itself is not needed.
- * tests/run: variants=gcc,asan,valgrind timeout=60 */
+ * tests/run: variants=gcc,asan,valgrind timeout=60 quick=yes */
 #include "test.h"
 
 #include <ifaddrs.h>

@@ -1,6 +1,6 @@
 /* Sockets of libfabric's tcp, which the libfabric plugin finds and changes: their congestion control, and the signals that tcp sends
  * itself.
- * tests/run: variants=gcc,asan,valgrind timeout=60 */
+ * tests/run: variants=gcc,asan,valgrind timeout=60 quick=yes */
 #include "fabric_host.h"
 
 /* Whether a socket is connected to a listener of these endpoints, and what its congestion control is. */

@@ -1,5 +1,5 @@
 /* The arithmetic of examples/train_gpt: products against plain loops, and every gradient against the change of the
- * loss. tests/run: variants=gcc,asan timeout=120 libs=-lm */
+ * loss. tests/run: variants=gcc,asan timeout=120 libs=-lm quick=yes */
 #include "test.h"
 
 #include "../examples/train_gpt/model.h"

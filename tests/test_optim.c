@@ -1,6 +1,6 @@
 /* Every optimizer against a plain loop in double, over 100 steps; shards and instruction sets bit for bit; odd counts
  * and addresses; values that are not finite; configs that make no sense.
- * tests/run: variants=gcc,asan,arm64 libs=-lm */
+ * tests/run: variants=gcc,asan,arm64 libs=-lm quick=yes */
 #include "test.h"
 
 #if defined(__GNUC__) && !defined(__clang__)

@@ -2,7 +2,7 @@
  * Groups up to 9 ranks take a full grid of counts, roots and fences; larger ones a sample drawn from a seed, which
  * DDL_TEST_SEED (hexadecimal) replaces. Slow builds (sanitizers) leave out most groups of more than 16.
  *
- * tests/run: timeout=300 */
+ * tests/run: timeout=300 quick=yes */
 #define TEST_TIMEOUT_S 120
 #define _GNU_SOURCE 1
 #include "plan_sim.h"

@@ -94,6 +94,8 @@ static void unasked(ddl_context *c, int rank, bool pulls) {
         }
         CHECK_EQ(ddl_send(g, ddl_tensor_1d(&word[0], DDL_I32, 1), 1, 9), DDL_OK);
         CHECK_EQ(ddl_wait_all(r, 2, NULL), DDL_OK);
+        /* The other rank has looked: what is sent next would be unexpected too. */
+        CHECK_EQ(ddl_recv(g, ddl_tensor_1d(&word[0], DDL_I32, 1), 1, 9, NULL), DDL_OK);
     } else {
         CHECK_EQ(ddl_recv(g, ddl_tensor_1d(&word[1], DDL_I32, 1), 0, 9, NULL), DDL_OK);
         uint64_t here = unexpected(c);
@@ -107,6 +109,7 @@ static void unasked(ddl_context *c, int rank, bool pulls) {
         }
         CHECK_EQ(wrong, 0);
         CHECK_EQ(unexpected(c), 0);
+        CHECK_EQ(ddl_send(g, ddl_tensor_1d(&word[1], DDL_I32, 1), 0, 9), DDL_OK);
     }
 }
 

@@ -1,5 +1,6 @@
 /* Settings: every launcher's variables, every DDL_ variable, right and wrong, beside what ddl_config says; where the
- * secret may come from; and what the machine gives. Wrong values must name the variable and the value. */
+ * secret may come from; and what the machine gives. Wrong values must name the variable and the value.
+ * tests/run: quick=yes */
 #include "test.h"
 
 #include "../src/settings.h"

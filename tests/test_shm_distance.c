@@ -1,6 +1,6 @@
 /* plugins/shm/distance.h on a clock of the test's own: which loads make a core a distant one, and when one is timed at all;
  * and what is written past the caches: messages of all sizes, and what ranks of a set give, by how far the others are.
- * tests/run: variants=gcc,asan,tsan */
+ * tests/run: variants=gcc,asan,tsan quick=yes */
 #define _GNU_SOURCE 1
 #include "../plugins/shm/copy.h"
 

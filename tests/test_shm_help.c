@@ -1,6 +1,6 @@
 /* A sender of shared memory that helps its receiver (plugins/shm/help.h), deterministically: what the sender does happens
  * in the middle of the receiver's reads. All content is compared with a pattern by the host.
- * tests/run: variants=gcc,asan,tsan timeout=60 */
+ * tests/run: variants=gcc,asan,tsan timeout=60 quick=yes */
 #define _GNU_SOURCE 1
 #include "shm_host.h"
 

@@ -1,5 +1,5 @@
 /* Shared memory before the first message: the ring by itself, joining and its refusals, lent memory.
- * tests/run: variants=gcc,asan,tsan timeout=120 */
+ * tests/run: variants=gcc,asan,tsan timeout=120 quick=yes */
 #define _GNU_SOURCE 1
 #include "shm_host.h"
 

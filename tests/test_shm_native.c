@@ -326,6 +326,7 @@ static void sweep_rank(shm *t, int rank, int n, void *arg) {
 }
 
 static void run_sweep(int n, sweep *s, bool threads) {
+    s->rounds = s->rounds == 0 && test_sample() > 1 ? DDL_EXSCAN * SIZES / (int)test_sample() : s->rounds;
 #if defined(__SANITIZE_THREAD__) /* it sees one process: what forked ranks share it cannot judge, the other builds do */
     s->most = !threads && s->most > 1 << 14 ? 1 << 14 : s->most;
     s->rounds = !threads && s->rounds > 60 ? 60 : s->rounds;

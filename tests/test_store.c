@@ -1,7 +1,7 @@
 /* The rendezvous: over TCP with a secret, over a unix socket without, and by the program's own exchange. Each rank gets
  * each blob, at 1 to 64 ranks; whoever comes late is waited for; whoever is missing, dead, twice there or of another job
  * is named, with one sentence on all ranks; and strangers on the port are a counter.
- * tests/run: variants=gcc,asan,tsan timeout=200 waits=yes */
+ * tests/run: variants=gcc,asan,tsan timeout=200 waits=yes quick=yes */
 #include "rendezvous.h"
 
 TEST(tcp_with_a_secret) {

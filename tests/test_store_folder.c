@@ -1,6 +1,6 @@
 /* The rendezvous through a folder: each rank gets each blob and nothing stays; late, slow and missing ranks; files of runs
  * that died, of other secrets and of recorded runs confuse nobody.
- * tests/run: waits=yes variants=gcc,asan,tsan timeout=90 */
+ * tests/run: waits=yes variants=gcc,asan,tsan timeout=90 quick=yes */
 #include "rendezvous.h"
 
 static char folder[100];

@@ -6,20 +6,20 @@ write for each other goes past the caches. The suites of failures, which mostly 
 import re
 
 from harness import BUILD, check, good, main, skip, test
-from transport_suites import FABRIC, FEW, MESSAGES, add, environment
+from transport_suites import FABRIC, FEW, MESSAGES, THIN, add, environment
 
-CASES = [("template", suite, "", {}) for suite in MESSAGES + ["test_requests", "test_leave"]]
+CASES = [("template", suite, "", THIN) for suite in MESSAGES + ["test_requests", "test_leave"]]
 CASES += [("shm", suite, "", {}) for suite in MESSAGES]
 CASES += [("shm", "test_overlap", "", {}), ("shm", "test_overlap", "_by_plans", {"DDL_ALGO": "ring"})]
-CASES += [("shm", "test_collectives", "_by_plans", {"DDL_ALGO": "ring"})]
-CASES += [("shm", suite, "_in_tensor_memory", {"TEST_LENT": "1"}) for suite in ("test_collectives", "test_mismatch")]
-CASES += [("shm", suite, "_to_distant_cores", {"DDL_SHM_DISTANT_NS": "0"}) for suite in ("test_p2p", "test_collectives")]
+CASES += [("shm", "test_collectives", "_by_plans", {"DDL_ALGO": "ring", **THIN})]
+CASES += [("shm", suite, "_in_tensor_memory", {"TEST_LENT": "1", **THIN}) for suite in ("test_collectives", "test_mismatch")]
+CASES += [("shm", suite, "_to_distant_cores", {"DDL_SHM_DISTANT_NS": "0", **THIN}) for suite in ("test_p2p", "test_collectives")]
 CASES += [("shm", "test_p2p", "_in_streams", {"DDL_SHM_CMA": "0", "DDL_SHM_RING_BYTES": "16K"})]
-CASES += [(plugin, suite, "", FEW) for plugin in FABRIC for suite in MESSAGES]
+CASES += [(plugin, suite, "", FEW if plugin == "fabric:tcp" else {**FEW, **THIN}) for plugin in FABRIC for suite in MESSAGES]
 CASES += [("fabric:tcp", "test_p2p", "_under_asan", {"ASAN_OPTIONS": "detect_stack_use_after_return=1", **FEW})]
 # What EFA demands, as far as tcp does it: messages that overtake each other, and, in collectives, memory that is registered and
 # read. There a read needs the help of the peer's process, which suite p2p lets compute while a receive gives up.
-FORCED = {"DDL_FABRIC_FORCE_UNORDERED": "1", "DDL_FABRIC_FORCE_NO_INJECT": "1", "DDL_FABRIC_FORCE_NO_WAIT": "1", **FEW}
+FORCED = {"DDL_FABRIC_FORCE_UNORDERED": "1", "DDL_FABRIC_FORCE_NO_INJECT": "1", "DDL_FABRIC_FORCE_NO_WAIT": "1", **FEW, **THIN}
 CASES += [("fabric:tcp", "test_p2p", "_forced", {"DDL_FABRIC_FORCE_MR": "allocated", **FORCED}),
           ("fabric:tcp", "test_collectives", "_forced", {"DDL_FABRIC_FORCE_MR": "local,allocated", **FORCED})]
 for case in CASES:

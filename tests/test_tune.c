@@ -1,4 +1,5 @@
-/* Every rank chooses the same algorithm, it can serve the call, and settings are read or refused in a sentence. */
+/* Every rank chooses the same algorithm, it can serve the call, and settings are read or refused in a sentence.
+ * tests/run: quick=yes */
 #define _GNU_SOURCE 1
 #include "../src/tune.h"
 #include "test.h"

@@ -18,6 +18,7 @@
 
 enum { FABRIC_PART = 1 << 20 }; /* so much of a payload is one message of libfabric's, at most */
 enum { FABRIC_CALLS = 8 };      /* in vain, and the peer cannot be reached */
+enum { FABRIC_LAST_LOOKS = 4 }; /* libfabric accepts in one, and reads who calls in the next */
 #define FABRIC_CALL_NS 10000000u /* after one that failed */
 #define FABRIC_END_NS 100000000u /* for the core to hear why WORDS have ended */
 #define FABRIC_CALLED_NS 10000000000u /* for a call of the lower rank's, whose first packets may be lost */
@@ -324,6 +325,17 @@ static void fabric_events(fabric_self *s, fabric_rail *r) {
             }
         } else {
             return;
+        }
+    }
+}
+
+/* This rank closes: calls that have come are refused. Of one that libfabric has accepted, and whose few bytes have not come
+ * yet, tcp of 1.17 keeps the socket until the process ends. */
+static void fabric_calls_refuse(fabric_self *s) {
+    s->failed = 1;
+    for (int32_t i = 0; i < s->rail_count; i++) {
+        for (int look = 0; s->rails[i].listener != NULL && s->rails[i].eq != NULL && look < FABRIC_LAST_LOOKS; look++) {
+            fabric_events(s, &s->rails[i]);
         }
     }
 }

@@ -402,6 +402,7 @@ static void fabric_free(fabric_self *s) {
     for (fabric_link *l = s->links; l != NULL; l = l->next) {
         fabric_ways_close(s, l);
     }
+    fabric_calls_refuse(s);
     if (s->shared != NULL) {
         fi_close(&s->shared->fid);
     }

@@ -36,20 +36,29 @@ static int shm_bulk_arrive_step(shm_set *set, shm_op *op) {
     shm_look_around(set, op, 0, set->count);
     if (shm_is_direct(set, op)) {
         shm_direct_begin(set, op);
+        return SHM_MOVED;
+    }
+    op->offered = false;
+    if (shm_splits(set, op)) {
+        shm_split_begin(set, op);
     } else {
-        op->offered = false;
-        shm_staged_lay_out(set, op); /* it fits: shm_native_start has looked */
-        if (shm_splits(set, op)) {
-            shm_split_begin(set, op);
-        } else {
-            shm_whole_begin(set, op);
-        }
+        shm_whole_begin(set, op);
     }
     return SHM_MOVED;
 }
 
+static bool shm_staged_post(shm_set *set, shm_op *op) {
+    return shm_splits(set, op) ? shm_split_post(set, op) : shm_gives(set, op) && shm_post_chunk(set, op);
+}
+
+/* A rank that cannot offer what all would have to knows before anybody has come that it goes through the rings, and posts
+ * before it arrives: where ranks share cores as much as fits, which saves each of them a turn. 4 ranks on 2 cores of one
+ * cache: all_reduce of 16 and 32 KiB 18.1 -> 11.4 and 24.1 -> 18.1 us, all_to_all of 32 KiB 17.7 -> 12.1 (EPYC). */
 static void shm_bulk_begin(shm_set *set, shm_op *op) {
-    shm_make_offer(set, op);
+    bool offers = shm_make_offer(set, op);
+    shm_staged_lay_out(set, op); /* it fits: shm_native_start has looked */
+    while (!offers && shm_staged_post(set, op) && set->t->crowded) {
+    }
     op->awaited = 0;
     op->until = set->count;
     op->step = shm_bulk_arrive_step;

@@ -105,11 +105,13 @@ static void shm_see(shm_set *set, uint64_t own) {
     set->unseen = shm_see_all(set, bytes) ? SHM_NOWHERE : bytes;
 }
 
-static void shm_make_offer(shm_set *set, shm_op *op) {
+/* Returns whether this rank offers all that it would have to. */
+static bool shm_make_offer(shm_set *set, shm_op *op) {
     shm_offer offer = {0, 0, 0};
+    bool gives = shm_rank_gives(op, set->rank), shows = shm_writes(op) && shm_has_out(op, set->rank);
     if (shm_may_be_direct(op)) {
-        offer.in = shm_rank_gives(op, set->rank) ? shm_place_of(set->t, op->call.in, op->given) : 0;
-        offer.out = shm_writes(op) && shm_has_out(op, set->rank) ? shm_place_of(set->t, op->call.out, op->call.bytes) : 0;
+        offer.in = gives ? shm_place_of(set->t, op->call.in, op->given) : 0;
+        offer.out = shows ? shm_place_of(set->t, op->call.out, op->call.bytes) : 0;
     }
     if (offer.in > 0 || offer.out > 0 || set->needed > set->sees) {
         uint64_t in = offer.in > 0 ? shm_offer_end(set->t, offer.in, op->given) : 0;
@@ -119,6 +121,7 @@ static void shm_make_offer(shm_set *set, shm_op *op) {
     offer.sees = set->sees;
     op->offered = offer.out != 0;
     memcpy(set->own->lines[op->call.sequence % SHM_LINES].data, &offer, sizeof offer);
+    return (!gives || offer.in > 0) && (!shows || offer.out > 0);
 }
 
 /* Has everybody offered, in memory that everybody has mapped? */
