@@ -59,10 +59,7 @@ static inline ddl_context *coll_join(int rank, int n, const coll_job *job) {
 }
 
 /* The seed of samples; the same on all ranks. TEST_SEED=n takes another sample. */
-static inline unsigned coll_seed(void) {
-    const char *s = getenv("TEST_SEED");
-    return s != NULL ? (unsigned)strtoul(s, NULL, 10) : 1u;
-}
+static inline unsigned coll_seed(void) { return test_seed(); }
 
 static inline unsigned coll_random(unsigned *state) {
     *state = *state * 1664525u + 1013904223u;

@@ -16,6 +16,7 @@
  *     TEST_SLOW=5      stretches every timeout (sanitizers, valgrind too)
  *     TEST_APART=1     each test in a process of its own: what one has begun (verbs) may not survive the forks of the next
  *     TEST_SAMPLE=10   of long lists of cases one in ten
+ *     TEST_SEED=n      other ones, and other random numbers
  *     TEST_MOST_RANKS=8  with TEST_APART=1: tests of more ranks are skipped
  *     TEST_LARGEST=n   neither larger counts nor messages of more than 16 MiB */
 #ifndef TEST_H
@@ -129,8 +130,14 @@ static inline unsigned test_sample(void) {
     return of > 1 ? (unsigned)of : 1;
 }
 
+/* What is drawn by lot is drawn from here. */
+static inline unsigned test_seed(void) {
+    const char *s = getenv("TEST_SEED");
+    return s ? (unsigned)strtoul(s, NULL, 10) : 1u;
+}
+
 /* Whether a case of a long list is to be left out, by a number that is another one for each. */
-static inline int test_left_out(unsigned number) { return number % test_sample() != 0; }
+static inline int test_left_out(unsigned number) { return (number + test_seed()) % test_sample() != 0; }
 
 /* The folder with the tools and plugins that `make` builds; tests/run exports it. */
 static inline const char *test_build_dir(void) {

@@ -60,6 +60,25 @@ TEST(what_stays_on_this_host_is_not_paced) {
     called_on_a_system_that(1, "reno");
 }
 
+/* A call that was accepted, and of which more has come since, is refused by who closes: libfabric would keep the socket. */
+TEST(who_closes_keeps_no_socket_of_a_call) {
+    NEED_LIBFABRIC();
+    world_end(world_open(2, NULL, NULL), 2); /* what libfabric opens for the whole process stays */
+    int before = fd_count();
+    endpoint *e = world_open(2, NULL, NULL);
+    fabric_self *called = self_of(&e[1]);
+    letter l = {0};
+    CHECK(post(&e[0], 1, &l, 8) >= 0);
+    fabric_events(called, &called->rails[0]); /* accepts; who calls has not said a word yet */
+    for (int i = 0; i < 100; i++) {
+        progress_all(e, 1);
+    }
+    endpoint_close(&e[1]);
+    world_end(e, 2);
+    letter_free(&l);
+    CHECK_EQ(fd_count(), before);
+}
+
 /* Calls of write() by this process so far; -1: the kernel does not count them. */
 static long writes_so_far(void) {
     FILE *f = fopen("/proc/self/io", "re");

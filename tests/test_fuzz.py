@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 
+import turns
 from harness import BUILD, ROOT, check, main, sh, skip, test
 
 sys.path.insert(0, str(ROOT / "tests" / "fuzz"))
@@ -34,6 +35,8 @@ def ready(name):
 
 def make_test(name):
     def run():
+        if not turns.has_come(name):
+            skip(turns.REASON)
         target = ready(name)
         check(target.corpus.is_dir() and any(target.corpus.iterdir()), f"corpus/{name} is empty: nothing to start from")
         target.failed.mkdir(parents=True, exist_ok=True)

@@ -44,7 +44,6 @@ def wrong(model, *defines):
 @test
 def arrivals():
     right("arrival", "N=2", "OPS=6")
-    right("arrival", "N=2", "OPS=5")
     right("arrival", "N=3", "OPS=2", "COARSE")
     right("arrival", "N=2", "OPS=5", "SLEEPER")
 

@@ -1,6 +1,8 @@
 """tests/run itself: what passed, failed and was skipped in each kind of program is in its last line, and in its exit status.
 tests/run: timeout=120 """
+import os
 import pathlib
+import re
 import shutil
 
 from harness import ROOT, check, main, scratch, sh, test
@@ -20,9 +22,9 @@ PROGRAMS = {
 
 
 def project(folder, made="true"):
-    for name in ("tests/run", "bench/flags.py"):
+    for name in ("tests/run", "tests/turns.py", "bench/flags.py", "bench/compiled.py"):
         target = pathlib.Path(folder, name)
-        target.parent.mkdir()
+        target.parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, target)
     pathlib.Path(folder, "ddl.h").touch()
     pathlib.Path(folder, "Makefile").write_text(f"all:\n\t{made}\n")
@@ -30,8 +32,9 @@ def project(folder, made="true"):
         pathlib.Path(folder, "tests", name).write_text(text + "\n")
 
 
-def run(folder, *names):
-    done = sh(f"{folder}/tests/run", *names, cwd=folder)
+def run(folder, *names, **more):
+    env = {**{k: v for k, v in os.environ.items() if k != "TEST_TURN"}, **more}
+    done = sh(f"{folder}/tests/run", *names, cwd=folder, env=env)
     return done.returncode, done.stdout, done.stdout.splitlines()[-1]
 
 
@@ -44,6 +47,29 @@ def every_end_is_counted():
         check("unsteady, passed only alone: test_unsteady.py\n" in out, out)
         check("skip all: nothing to test it with" in out and "killed after" in out and "exit status -11" in out and
               "does not compile:" in out and "nothing_of_this_name" in out, out)
+
+
+@test
+def what_repeats_has_its_turn():
+    """Half of the sanitizers' builds, another half for another commit, and never the only build that a program has."""
+    with scratch() as folder:
+        project(folder)
+        for old in pathlib.Path(folder, "tests").glob("test_*"):
+            old.unlink()
+        good = "#include <stdio.h>\nint main(void) { puts(\"1 passed, 0 failed, 0 skipped\"); return 0; }\n"
+        for name, variants in [(c, "gcc,asan") for c in "abcdef"] + [("only", "asan")]:
+            pathlib.Path(folder, "tests", f"test_{name}.c").write_text(f"/* tests/run: variants={variants} */\n{good}")
+        left_out = []
+        for turn in ("first", "second"):
+            status, out, last = run(folder, TEST_TURN=turn)
+            names = re.findall(r"skip asan/test_(\w+): its turn is in another run", out)
+            check(status == 0 and last == f"{13 - len(names)} passed, 0 failed, {len(names)} skipped", out)
+            check(0 < len(names) < 6 and "only" not in names, out)
+            left_out.append(names)
+        check(left_out[0] != left_out[1], f"twice the same: {left_out}")
+        for whole in (["--whole"], ["test_"]):
+            status, out, last = run(folder, *whole, TEST_TURN="")
+            check(status == 0 and last == "13 passed, 0 failed, 0 skipped", out)
 
 
 @test

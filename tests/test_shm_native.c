@@ -50,6 +50,7 @@ enum { ORDINARY, LENT, LENT_ODD, MEMORIES }; /* LENT_ODD: not at the start of a 
 typedef struct job {
     uint64_t seq;
     int kind, root, n, rank, memory;
+    int apart; /* the output lies in the kind of memory so many further */
     bool in_place;
     uint64_t bytes, element;
     uint8_t *in, *out;
@@ -102,17 +103,18 @@ static uint64_t out_bytes(const job *j) {
     return !gets ? 0 : many ? j->bytes * (uint64_t)j->n : j->bytes;
 }
 
+static uint8_t *poisoned(const job *j, const buffers *b, int q, int which, int memory) {
+    uint8_t *at = memory == ORDINARY ? b->ordinary[q][which] : b->lent[q][which];
+    uint64_t skip = memory == LENT_ODD ? 1000 + 4 * (uint64_t)(j->seq % 700) : memory == LENT ? 4096 : GUARD;
+    memset(at, POISON, skip + j->bytes * (uint64_t)j->n + GUARD);
+    return at + skip;
+}
+
 /* Where the buffers are; in place as api.h says for each kind. */
 static void place(job *j, buffers *b, int q) {
-    uint8_t **at = j->memory == ORDINARY ? b->ordinary[q] : b->lent[q];
-    uint64_t skip = j->memory == LENT_ODD ? 1000 + 4 * (uint64_t)(j->seq % 700) : GUARD;
-    skip = j->memory == LENT ? 4096 : skip;
     uint64_t own = (uint64_t)j->rank * j->bytes;
-    uint64_t used = skip + j->bytes * (uint64_t)j->n + GUARD;
-    memset(at[0], POISON, used);
-    memset(at[1], POISON, used);
-    j->in = at[0] + skip;
-    j->out = at[1] + skip;
+    j->in = poisoned(j, b, q, 0, j->memory);
+    j->out = poisoned(j, b, q, 1, (j->memory + j->apart) % MEMORIES);
     if (j->kind == DDL_BROADCAST) {
         j->in = j->out;
     } else if (j->in_place) {
@@ -157,10 +159,10 @@ static const char *const names[] = {"",       "barrier", "broadcast",  "reduce",
 
 static void wrong(const job *j, const char *what, uint64_t i, uint32_t is, uint32_t should) {
     test__fail(__FILE__, __LINE__,
-               "%s %s: operation %llu, %llu bytes of %llu, rank %d of %d, root %d, memory %d, in place %d: [%llu] is %x, "
-               "should be %x",
+               "%s %s: operation %llu, %llu bytes of %llu, rank %d of %d, root %d, memory %d + %d, in place %d: [%llu] is "
+               "%x, should be %x",
                what, names[j->kind], (unsigned long long)j->seq, (unsigned long long)j->bytes,
-               (unsigned long long)j->element, j->rank, j->n, j->root, j->memory, (int)j->in_place,
+               (unsigned long long)j->element, j->rank, j->n, j->root, j->memory, j->apart, (int)j->in_place,
                (unsigned long long)i, is, should);
 }
 
@@ -260,21 +262,25 @@ typedef struct sweep {
     uint64_t most; /* bytes of the larger buffer */
     bool distant;  /* all cores are said to be */
     int queued;    /* operations under way at once, at most */
-    int rounds;    /* 0: every kind and size in turn */
+    int rounds;    /* 0: every kind and size in turn, */
+    int step, from; /* or one in so many, from that one on */
     bool delays;
 } sweep;
 
-/* Operation `seq` is the same on all ranks. */
+/* Operation `seq` is the same on all ranks; one in four is in other memory on each, and of each in two kinds. */
 static job choose(uint64_t seq, int rank, int n, const sweep *s) {
     uint32_t x = mix((uint32_t)seq * 7919u + (uint32_t)n);
     job j = {.seq = seq, .rank = rank, .n = n, .kind = (int)(x % DDL_EXSCAN) + 1, .root = (int)((x >> 8) % (unsigned)n)};
     uint32_t size = (x >> 16) % SIZES;
     if (s->rounds == 0) {
-        j.kind = (int)(seq - 1) % DDL_EXSCAN + 1;
-        size = (uint32_t)((seq - 1) / DDL_EXSCAN) % SIZES;
+        uint64_t number = (seq - 1) * (uint64_t)s->step + (uint64_t)s->from;
+        j.kind = (int)(number % DDL_EXSCAN) + 1;
+        size = (uint32_t)(number / DDL_EXSCAN) % SIZES;
     }
-    uint32_t y = mix(x);
-    j.memory = (int)(y % MEMORIES);
+    uint32_t y = mix(x), own = mix(y + (uint32_t)rank);
+    bool mixed = (y >> 20) % 4 == 0;
+    j.memory = (int)((mixed ? own : y) % MEMORIES);
+    j.apart = mixed ? (int)((own >> 8) % MEMORIES) : 0;
     j.in_place = (y >> 8) % 2;
     j.element = (y >> 12) % 4 == 0 ? 12 : 4;
     j.bytes = j.kind == DDL_BARRIER ? 0 : sizes[size] / j.element * j.element;
@@ -306,7 +312,7 @@ static void sweep_rank(shm *t, int rank, int n, void *arg) {
     }
     buffers_make(&b, t, s->most);
     CHECK_EQ(shm_transport.native_open(t, group, ranks, n, rank, &set), DDL_OK);
-    uint64_t total = s->rounds > 0 ? (uint64_t)s->rounds : (uint64_t)DDL_EXSCAN * SIZES;
+    uint64_t total = s->rounds > 0 ? (uint64_t)s->rounds : (uint64_t)(DDL_EXSCAN * SIZES / s->step);
     for (uint64_t seq = 1, ended = 1; ended <= total; ended++) {
         unsigned depth = 1 + mix((uint32_t)ended + 5) % (unsigned)s->queued;
         for (; seq <= total && seq < ended + depth; seq++) {
@@ -326,7 +332,8 @@ static void sweep_rank(shm *t, int rank, int n, void *arg) {
 }
 
 static void run_sweep(int n, sweep *s, bool threads) {
-    s->rounds = s->rounds == 0 && test_sample() > 1 ? DDL_EXSCAN * SIZES / (int)test_sample() : s->rounds;
+    s->step = (int)test_sample();
+    s->from = (int)(test_seed() % test_sample());
 #if defined(__SANITIZE_THREAD__) /* it sees one process: what forked ranks share it cannot judge, the other builds do */
     s->most = !threads && s->most > 1 << 14 ? 1 << 14 : s->most;
     s->rounds = !threads && s->rounds > 60 ? 60 : s->rounds;
@@ -422,19 +429,73 @@ TEST(two_that_share_a_core_crowd_all) {
 }
 
 /* Where ranks share cores: in rounds as large as the ring allows, and what is small without a second exchange. */
-static void of_ranks_that_share_cores(size_t most, int rounds) {
+static void of_ranks_that_share_cores(size_t most, int rounds, bool threads) {
     for (int n = 2; n <= 4; n++) {
         sweep s = {.most = most, .queued = 2, .rounds = rounds};
         native_world w = {.fn = sweep_rank, .arg = &s, .cores = 1};
         native_world_make(&w, n);
         CHECK(w.endpoint[n - 1]->crowded);
-        ranks_fork(n, native_fork_rank, &w, 200);
+        if (threads) {
+            ranks_threads(n, native_thread_rank, &w);
+        } else {
+            ranks_fork(n, native_fork_rank, &w, 200);
+        }
         native_world_free(&w);
     }
 }
 
-TEST(large_ones_of_ranks_that_share_cores) { of_ranks_that_share_cores(4 << 20, 60); }
-TEST(medium_ones_of_ranks_that_share_cores) { of_ranks_that_share_cores(200 << 10, 60); }
+TEST(large_ones_of_ranks_that_share_cores) { of_ranks_that_share_cores(4 << 20, 60, false); }
+TEST(medium_ones_of_ranks_that_share_cores) { of_ranks_that_share_cores(200 << 10, 60, false); }
+TEST(medium_ones_of_threads_that_share_cores) { of_ranks_that_share_cores(200 << 10, 60, true); }
+
+/* What others cannot reach is posted before they come, all that fits where ranks share cores; what they can is not. */
+static void first_rank(shm *t, int rank, int n, void *arg) {
+    static const struct {
+        int kind, memory, apart;
+        bool posts;
+    } calls[] = {{DDL_ALL_REDUCE, ORDINARY, 0, true},  {DDL_ALL_REDUCE, LENT, 0, false},    {DDL_ALL_REDUCE, LENT, MEMORIES - LENT, true},
+                 {DDL_ALL_GATHER, ORDINARY, 0, true},  {DDL_ALL_GATHER, LENT, 0, false},    {DDL_ALL_GATHER, LENT, MEMORIES - LENT, false},
+                 {DDL_ALL_TO_ALL, ORDINARY, 0, true},  {DDL_ALL_TO_ALL, LENT_ODD, 0, false}, {DDL_SCAN, LENT, 0, true},
+                 {DDL_BROADCAST, ORDINARY, 0, true},   {DDL_BARRIER, ORDINARY, 0, false}};
+    _Atomic uint64_t *begun = arg;
+    int32_t ranks[MOST_RANKS] = {0, 1};
+    unsigned seed = (unsigned)rank;
+    void *set = NULL;
+    buffers b;
+    buffers_make(&b, t, 1 << 20);
+    CHECK_EQ(shm_transport.native_open(t, 0x99, ranks, n, rank, &set), DDL_OK);
+    atomic_fetch_add(begun, 1);
+    while (atomic_load(begun) < 2) {
+        sched_yield();
+    }
+    for (uint64_t k = 0; k < sizeof calls / sizeof calls[0]; k++) {
+        job j = {.seq = k + 1, .kind = calls[k].kind, .n = n, .rank = rank, .memory = calls[k].memory, .apart = calls[k].apart, .element = 4};
+        j.bytes = j.kind == DDL_BARRIER ? 0 : 50000;
+        place(&j, &b, 0);
+        while (rank == 1 && atomic_load(begun) < k + 3) {
+            sched_yield();
+        }
+        const _Atomic uint64_t *posted = &((shm_set *)set)->own->posted.value;
+        uint64_t before = atomic_load(posted);
+        start(t, set, &j);
+        if (rank == 0) {
+            uint64_t after = atomic_load(posted);
+            CHECK_EQ(after, calls[k].posts ? ((const shm_op *)j.op)->end : before);
+            atomic_fetch_add(begun, 1);
+        }
+        finish(t, set, &j, &seed);
+    }
+    shm_transport.native_close(t, set);
+    buffers_free(&b);
+}
+
+TEST(what_nobody_else_can_reach_is_posted_before_they_come) {
+    _Atomic uint64_t begun = 0;
+    native_world w = {.fn = first_rank, .arg = &begun, .cores = 1};
+    native_world_make(&w, 2);
+    ranks_threads(2, native_thread_rank, &w);
+    native_world_free(&w);
+}
 
 /* Operations that use the start of the ring only, among some that use all of it: in ordinary memory, two at once. */
 static void tight_rank(shm *t, int rank, int n, void *arg) {

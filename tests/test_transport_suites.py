@@ -12,7 +12,7 @@ CASES = [("template", suite, "", THIN) for suite in MESSAGES + ["test_requests",
 CASES += [("shm", suite, "", {}) for suite in MESSAGES]
 CASES += [("shm", "test_overlap", "", {}), ("shm", "test_overlap", "_by_plans", {"DDL_ALGO": "ring"})]
 CASES += [("shm", "test_collectives", "_by_plans", {"DDL_ALGO": "ring", **THIN})]
-CASES += [("shm", suite, "_in_tensor_memory", {"TEST_LENT": "1", **THIN}) for suite in ("test_collectives", "test_mismatch")]
+CASES += [("shm", suite, "_in_tensor_memory", {"TEST_LENT": "1"}) for suite in ("test_collectives", "test_mismatch")]
 CASES += [("shm", suite, "_to_distant_cores", {"DDL_SHM_DISTANT_NS": "0", **THIN}) for suite in ("test_p2p", "test_collectives")]
 CASES += [("shm", "test_p2p", "_in_streams", {"DDL_SHM_CMA": "0", "DDL_SHM_RING_BYTES": "16K"})]
 CASES += [(plugin, suite, "", FEW if plugin == "fabric:tcp" else {**FEW, **THIN}) for plugin in FABRIC for suite in MESSAGES]

@@ -242,7 +242,7 @@ static int fabric_way_is_open(fabric_self *s, fabric_way *w) {
 
 /* Whether a call that has come by a rail is answered. Else it is refused. */
 static int fabric_call_answer(fabric_self *s, int32_t rail, const fabric_hello *hello, struct fi_info *info) {
-    int known = fabric_is_from(s, hello->source, hello->token) && !s->peers[hello->source].gone && !s->failed;
+    int known = !s->failed && fabric_is_from(s, hello->source, hello->token) && !s->peers[hello->source].gone;
     fabric_link *l = known ? fabric_link_of(s, hello->source) : NULL;
     int words = hello->kind == FABRIC_WORDS;
     if (l == NULL || (words ? rail != 0 : hello->kind != FABRIC_OUT)) {

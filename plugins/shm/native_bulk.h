@@ -1,6 +1,7 @@
 /* native_bulk: collectives of data larger than a slot, in rounds through the rings of the ranks' pieces. A rank posts a
  * chunk of what it gives, takes the same chunk from the others, and so on; it posts ahead while there is room, so that
- * ranks need not run at the same time. All ranks walk through the same positions, as these follow from the sizes alone:
+ * ranks need not run at the same time; the first also before it arrives, where it is sure that the operation goes this way
+ * (shm_bulk_begin). All ranks walk through the same positions, as these follow from the sizes alone:
  * one counter of each rank says how far it is in all operations of the set.
  *
  *     whole   post, take                all kinds: a rank reads what it takes from all that give
@@ -157,6 +158,7 @@ static void shm_take_bytes(const shm_set *set, const shm_op *op, const uint8_t *
     }
 }
 
+/* Nobody is woken: see shm_bulk_begin. */
 static bool shm_post_chunk(shm_set *set, shm_op *op) {
     shm_walk *walk = &op->post;
     uint64_t span = op->call.bytes;
@@ -167,7 +169,7 @@ static bool shm_post_chunk(shm_set *set, shm_op *op) {
     uint64_t end = walk->position + op->stride;
     shm_give(set, op, shm_own_piece(set) + shm_ring_at(set, walk->position), walk->at, shm_chunk_at(op, walk->at, span));
     shm_walk_on(set, op, walk, span);
-    shm_publish(set, &set->own->posted, end);
+    shm_count_to(&set->own->posted, end);
     return true;
 }
 
@@ -190,6 +192,9 @@ static bool shm_get_chunk(shm_set *set, shm_op *op) {
 
 static int shm_whole_step(shm_set *set, shm_op *op) {
     bool moved = shm_post_chunk(set, op);
+    if (moved) {
+        shm_wake_others(set);
+    }
     moved |= shm_get_chunk(set, op);
     if (op->post.at < op->call.bytes || op->take.at < op->call.bytes) {
         return moved ? SHM_MOVED : SHM_STUCK;
@@ -226,7 +231,7 @@ static void shm_part_range(uint64_t part, int32_t j, uint64_t bytes, uint64_t *f
     *length = bytes - *from < part ? bytes - *from : part;
 }
 
-/* All but the part that this rank reduces by itself. */
+/* All but the part that this rank reduces by itself. Nobody is woken. */
 static bool shm_split_post(shm_set *set, shm_op *op) {
     shm_walk *walk = &op->post;
     uint64_t span = op->call.bytes, end = walk->position + op->stride, from, length;
@@ -241,7 +246,7 @@ static bool shm_split_post(shm_set *set, shm_op *op) {
     shm_copy_for(to, in, from, set->distant);
     shm_copy_for(to + from + length, in + from + length, bytes - from - length, set->distant);
     shm_walk_on(set, op, walk, span);
-    shm_publish(set, &set->own->posted, end);
+    shm_count_to(&set->own->posted, end);
     return true;
 }
 
@@ -288,6 +293,9 @@ static bool shm_split_take(shm_set *set, shm_op *op) {
 
 static int shm_split_step(shm_set *set, shm_op *op) {
     bool moved = shm_split_post(set, op);
+    if (moved) {
+        shm_wake_others(set);
+    }
     moved |= shm_split_reduce(set, op);
     moved |= shm_split_take(set, op);
     if (op->take.at < op->call.bytes) {

@@ -1,5 +1,6 @@
 /* native_direct: collectives on memory that every rank sees: tensors of ddl_tensor_alloc. Arrivals say where buffers
- * are, and how much of the arenas their rank has mapped; all ranks see the same arrivals and come to the same decision.
+ * are, and how much of the arenas their rank has mapped; all ranks see the same arrivals and come to the same decision. (A
+ * rank whose own arrival rules it out knows it before the others come.)
  *
  *     read    each rank takes from the others' buffers into its own; then all wait until all have read
  *     write   all_reduce, reduce: each rank reduces its part from the inputs of all and writes it to the outputs of all

@@ -74,7 +74,8 @@ typedef struct shm_op {
     int32_t differs;        /* this rank called something else, -1: none */
     ddl_status failure;
     bool ended;
-    bool offered; /* others may write into out */
+    bool offered;  /* others may write into out */
+    bool laid_out; /* its rounds are, and some may be posted, before others have come */
     /* larger operations: native_bulk.h, native_direct.h */
     uint64_t lap;           /* bytes of the ring that it uses */
     uint64_t chunk, stride; /* bytes of a round: of the tensor (or of a part), and in the ring */
@@ -150,8 +151,12 @@ static inline void shm_wake_others(shm_set *set) {
 }
 
 /* Release: whoever sees the value sees what was written before. */
-static inline void shm_publish(shm_set *set, shm_count *count, uint64_t value) {
+static inline void shm_count_to(shm_count *count, uint64_t value) {
     atomic_store_explicit(&count->value, value, memory_order_release);
+}
+
+static inline void shm_publish(shm_set *set, shm_count *count, uint64_t value) {
+    shm_count_to(count, value);
     shm_wake_others(set);
 }
 
