@@ -271,7 +271,7 @@ static void run_case(const sim_case *c) {
 
 /* ---- drawing cases ---- */
 
-static uint64_t test_seed(void) {
+static uint64_t plans_seed(void) {
     const char *text = getenv("DDL_TEST_SEED");
     return text != NULL ? strtoull(text, NULL, 16) : 0x5EEDull;
 }
@@ -400,7 +400,7 @@ static int try_size(sim_case *c, uint64_t *random) {
 static bool leave_out(int32_t n) { return TEST_SANITIZED && n > 16 && n % 16 != 0 && n != 63; }
 
 static void try_kind(ddl_kind kind) {
-    uint64_t random = test_seed() + (uint64_t)kind;
+    uint64_t random = plans_seed() + (uint64_t)kind;
     sim_case *c = malloc(sizeof *c);
     int ran = 0;
     for (size_t i = 0; i < DDL__COUNT_OF(ddl__algos); i++) {
@@ -417,7 +417,7 @@ static void try_kind(ddl_kind kind) {
     }
     free(c);
     CHECK(ran >= SIM_MAX / 2);
-    printf("     %d calls, seed %llx\n", ran, (unsigned long long)test_seed());
+    printf("     %d calls, seed %llx\n", ran, (unsigned long long)plans_seed());
 }
 
 TEST(barrier) { try_kind(DDL_BARRIER); }
@@ -492,7 +492,7 @@ static int try_device_kind(const ddl__algo *algo, ddl_kind kind, uint64_t *rando
 }
 
 TEST(devices_by_pieces) {
-    uint64_t random = test_seed();
+    uint64_t random = plans_seed();
     for (int kind = DDL_BROADCAST; kind <= DDL_EXSCAN; kind++) {
         int ran = try_device_kind(&ddl__algo_pieces, (ddl_kind)kind, &random);
         printf("     %s: %d calls\n", ddl__kind_name((ddl_kind)kind), ran);
@@ -503,7 +503,7 @@ TEST(devices_by_pieces) {
 
 TEST(devices_straight) {
     static const ddl_kind kinds[] = {DDL_BROADCAST, DDL_GATHER, DDL_SCATTER, DDL_ALL_GATHER, DDL_ALL_TO_ALL};
-    uint64_t random = test_seed() + 2;
+    uint64_t random = plans_seed() + 2;
     for (size_t i = 0; i < DDL__COUNT_OF(kinds); i++) {
         try_device_kind(&ddl__algo_straight, kinds[i], &random);
     }
@@ -511,7 +511,7 @@ TEST(devices_straight) {
 
 TEST(devices_exchange) {
     static const ddl_kind kinds[] = {DDL_REDUCE, DDL_ALL_REDUCE, DDL_REDUCE_SCATTER};
-    uint64_t random = test_seed() + 3;
+    uint64_t random = plans_seed() + 3;
     for (size_t i = 0; i < DDL__COUNT_OF(kinds); i++) {
         int ran = try_device_kind(&ddl__algo_exchange, kinds[i], &random);
         printf("     %s: %d calls\n", ddl__kind_name(kinds[i]), ran);
@@ -519,7 +519,7 @@ TEST(devices_exchange) {
 }
 
 TEST(devices_inside_hosts) {
-    uint64_t random = test_seed() + 1;
+    uint64_t random = plans_seed() + 1;
     for (size_t i = 0; i < DDL__COUNT_OF(ddl__algos_on_device); i++) {
         const ddl__algo *algo = &ddl__algos_on_device[i];
         int ran = try_device_kind(algo, algo->kind, &random);
@@ -821,7 +821,7 @@ static bool mutate(sim *s, mutation what, uint64_t draw) {
 }
 
 TEST(broken_plans_are_noticed) {
-    uint64_t random = test_seed();
+    uint64_t random = plans_seed();
     int broken[MUTATIONS] = {0}, noticed[MUTATIONS] = {0};
     sim_case *c = malloc(sizeof *c);
     sim *s = malloc(sizeof *s);

@@ -186,8 +186,11 @@ static void ddl__lock_last(ddl_context *c) {
             break;
         }
         if (waiters == 0 && pthread_mutex_trylock(&c->lock) == 0) {
-            c->lock_passed = 0;
-            return;
+            if (atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) == 0) { /* nor since the look before */
+                c->lock_passed = 0;
+                return;
+            }
+            ddl__unlock(c);
         }
         ddl__relax();
     }
