@@ -60,6 +60,7 @@ static bool shm_staged_post(shm_set *set, shm_op *op) {
 static void shm_bulk_begin(shm_set *set, shm_op *op) {
     op->laid_out = !shm_make_offer(set, op);
     if (op->laid_out) {
+        shm_tell_distant(set);
         shm_staged_lay_out(set, op); /* it fits: shm_native_start has looked */
         while (shm_staged_post(set, op) && set->t->crowded) {
         }

@@ -216,10 +216,18 @@ static inline bool shm_arrived(shm_set *set, shm_op *op) {
     return true;
 }
 
-/* Ranks [lo, hi) have just arrived: how far is one of them, another in each operation, and no two ranks ask for the same?
- * Are half of all others, or more, on distant cores? Ranks that share cores change them all the time: there a quarter does. */
-static void shm_look_around(shm_set *set, const shm_op *op, int32_t lo, int32_t hi) {
+/* Are half of all others, or more, on distant cores? Ranks that share cores change them all the time: there a quarter does. */
+static void shm_tell_distant(shm_set *set) {
     int32_t others = set->count - 1, distant = 0;
+    for (int32_t j = 0; j < set->count; j++) {
+        distant += j != set->rank && set->t->distances[set->peers[j].local].distant;
+    }
+    set->distant = distant > 0 && (set->t->crowded ? 4 : 2) * distant >= others;
+}
+
+/* Ranks [lo, hi) have just arrived: how far is one of them, another in each operation, and no two ranks ask for the same? */
+static void shm_look_around(shm_set *set, const shm_op *op, int32_t lo, int32_t hi) {
+    int32_t others = set->count - 1;
     if (others == 0 || op->given < SHM_DISTANT_LEAST) {
         return;
     }
@@ -227,10 +235,7 @@ static void shm_look_around(shm_set *set, const shm_op *op, int32_t lo, int32_t 
     if (one >= lo && one < hi) {
         shm_listen(set->t, set->peers[one].local, op->given, (uint32_t)others);
     }
-    for (int32_t j = 0; j < set->count; j++) {
-        distant += j != set->rank && set->t->distances[set->peers[j].local].distant;
-    }
-    set->distant = distant > 0 && (set->t->crowded ? 4 : 2) * distant >= others;
+    shm_tell_distant(set);
 }
 
 /* Of ranks that share cores: is one that has not come yet on this rank's own core, as far as its last arrival tells? Then
