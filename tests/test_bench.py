@@ -162,6 +162,16 @@ def ceilings_hold_differences_in_microseconds():
 
 
 @test
+def what_counts_as_near():
+    """By itself up to three times the least that a run has told; where it was said, what was said, and not what is nearer."""
+    compare = load_compare()
+    figures = {8: (1, 1, 30.0), 16: (1, 1, 45.0), 32: (1, 1, 89.0), 64: (1, 1, 91.0), 128: (1, 1, 0)}
+    check(compare.Cores().far_of(figures, True) == {64}, "more than three times 30 ns is far, what does not tell is as before")
+    check(compare.Cores().far_of(figures, False) == {64, 128}, "what does not tell was measured between far cores")
+    check(compare.Cores([37, 90]).far_of(figures, True) == {8, 64}, "two threads of a core are not two cores")
+
+
+@test
 def bare_libfabric_is_right():
     """Also where blocks of the ring are empty or its last segment is short; the program checks its results."""
     compare = load_compare()
