@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
+#include <stdint.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
@@ -17,6 +18,7 @@ static struct {
     int read_error;                           /* which it then gives */
     int stumbled;                             /* reads of a payload at a distance where strings stumble */
     void (*at_yield)(void);                   /* what others do when the core is given away */
+    void (*at_core)(void);                    /* runs when it asks on which core it is */
     int on_core;                              /* it is said to run on this one, less one; 0: the truth is said */
 } faults;
 
@@ -63,7 +65,12 @@ static int test_sched_yield(void) {
     }
     return sched_yield();
 }
-static int test_sched_getcpu(void) { return faults.on_core > 0 ? faults.on_core - 1 : sched_getcpu(); }
+static int test_sched_getcpu(void) {
+    if (faults.at_core != NULL) {
+        faults.at_core();
+    }
+    return faults.on_core > 0 ? faults.on_core - 1 : sched_getcpu();
+}
 
 #define memfd_create test_memfd_create
 #define ftruncate test_ftruncate

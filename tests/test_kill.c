@@ -408,10 +408,11 @@ static void kills(const char *what, const char *over, int normal) {
         one_kill(s, &random, over, times, &time_count);
     }
     double p50 = fault_percentile(times, time_count, 0.5), p99 = fault_percentile(times, time_count, 0.99);
+    double longest = fault_percentile(times, time_count, 1);
     printf("  %d kills, %d survivors: noticed after %.1f ms (median), %.1f ms (99 %%), %.1f ms (longest)\n", runs,
-           time_count, p50 * 1e3, p99 * 1e3, fault_percentile(times, time_count, 1) * 1e3);
+           time_count, p50 * 1e3, p99 * 1e3, longest * 1e3);
     CHECK_EQ(time_count, runs * (RANKS - 1));
-    CHECK(p99 < 1.0 * test_slow());
+    CHECK(longest < 1.0 * test_slow());
     free(times);
     munmap(s, sizeof *s);
 }

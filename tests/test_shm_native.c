@@ -3,6 +3,10 @@
  * tests/run: variants=gcc,asan,tsan timeout=400 */
 #define TEST_TIMEOUT_S 240
 #define SHM_FAR_BYTES (512u << 10) /* so that the sizes below lie on both sides */
+#include "ranks.h"
+
+#include "shm_refuse.h"
+#define TEST_SHM_IS_IN
 #include "shm_jobs.h"
 
 /* ---- all kinds and sizes ---- */
@@ -737,20 +741,43 @@ TEST(sets_come_and_go) {
     native_world_free(&w);
 }
 
-/* Rank 2 dies with its arrival written. The others give up, and their pieces come back although it never left. */
+/* Rank 2 dies with its arrival written, or before it, with its data in the slot, or in the ring: where ranks share cores a
+ * rank says on which core it is in between. The others give up, and their pieces come back although it never left. */
+typedef struct death {
+    int dead;
+    int half; /* before the arrival */
+    int memory;
+    uint64_t bytes;
+} death;
+
+static volatile int *died;
+
+static void dies_here(void) {
+    *died = 1;
+    _exit(0);
+}
+
 static void dying_rank(shm *t, int rank, int n, void *arg) {
     int32_t ranks[3] = {0, 1, 2}, other = -1;
-    volatile int *dead = arg;
+    death *d = arg;
+    volatile int *dead = &d->dead;
     void *set = NULL;
     buffers b;
     buffers_make(&b, t, 2 << 20);
     CHECK_EQ(shm_transport.native_open(t, 1, ranks, n, rank, &set), DDL_OK);
-    job j = {.seq = 1, .kind = DDL_ALL_REDUCE, .rank = rank, .n = n, .memory = LENT, .element = 4, .bytes = 65536};
+    job j = {.seq = 1, .kind = DDL_ALL_REDUCE, .rank = rank, .n = n, .memory = d->memory, .element = 4, .bytes = d->bytes};
     place(&j, &b, 0);
     if (rank == 2) {
-        start(t, set, &j);
-        *dead = 1;
-        _exit(0);
+        died = dead;
+        t->crowded = t->crowded || d->half;
+        faults.at_core = d->half ? dies_here : NULL;
+        start(t, set, &j); /* which has not begun yet where another's piece is not there */
+        for (int i = 0; i < 1000 && d->half; i++) {
+            shm_transport.native_test(t, set, j.op, 10, &other);
+            usleep(1000);
+        }
+        CHECK(!d->half);
+        dies_here();
     }
     wait_for(dead, 1);
     start(t, set, &j);
@@ -771,9 +798,15 @@ static void dying_rank(shm *t, int rank, int n, void *arg) {
     buffers_free(&b);
 }
 
-TEST(pieces_of_the_dead_come_back) {
-    native_world w = {.fn = dying_rank, .arg = ranks_shared(64)};
+static void somebody_dies(int half, int memory, uint64_t bytes) {
+    death *d = ranks_shared(sizeof *d);
+    *d = (death){.half = half, .memory = memory, .bytes = bytes};
+    native_world w = {.fn = dying_rank, .arg = d};
     native_world_make(&w, 3);
     ranks_fork(3, native_fork_rank, &w, 60);
     native_world_free(&w);
 }
+
+TEST(pieces_of_the_dead_come_back) { somebody_dies(0, LENT, 65536); }
+TEST(pieces_come_back_of_one_that_died_in_the_slot) { somebody_dies(1, ORDINARY, 4096); }
+TEST(pieces_come_back_of_one_that_died_in_the_ring) { somebody_dies(1, ORDINARY, 65536); }

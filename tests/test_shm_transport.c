@@ -521,6 +521,149 @@ static void recall_without_memory(const char *setting) {
 TEST(recall_without_memory_for_a_copy) { recall_without_memory(NULL); }
 TEST(recall_of_a_stream_without_memory) { recall_without_memory("SHM_CMA=0"); }
 
+/* ---- places that are used anew ---- */
+
+/* A ring that is full but for its last line: `fetched` messages that the peer reads by itself, then small ones, then one
+ * of `lines` lines, which will lie over the record of the last that is fetched. */
+enum { AGAIN_SMALL = 300 };
+
+typedef struct again {
+    endpoint e[2];
+    letter first, fetched[2], small[AGAIN_SMALL], over;
+    int fetches, smalls;
+    uint8_t *record; /* of the last that is fetched */
+    bool zeros; /* the last message is made of them, since it waits: nothing else may be found there */
+    uint64_t over_bytes, wrong;
+} again;
+
+static again *again_now;
+
+static ddl_status again_deliver(const ddl_host *host, int32_t peer, const uint8_t *header, const void *payload,
+                                uint64_t bytes) {
+    endpoint *e = of(host);
+    e->discard = again_now->zeros && bytes == again_now->over_bytes; /* its pattern is not looked at */
+    for (uint64_t i = 0; e->discard && i < bytes; i++) {
+        again_now->wrong += ((const uint8_t *)payload)[i] != 0;
+    }
+    ddl_status status = mini_deliver(host, peer, header, payload, bytes);
+    e->discard = 0;
+    return status;
+}
+
+static void again_read(again *a, int records) {
+    for (int i = 0; i < records; i++) {
+        CHECK(a->e[1].transport->progress(a->e[1].self, 0) > 0);
+    }
+}
+
+static bool again_open(again *a, int fetches, uint64_t lines) {
+    memset(a, 0, sizeof *a);
+    again_now = a;
+    a->fetches = fetches;
+    a->over_bytes = lines * SHM_RING_LINE - SHM_RING_WORD - DDL_MESSAGE_HEADER_BYTES;
+    world_open_as(a->e, 2, "SHM_RING_BYTES=16K", NULL);
+    a->e[1].host.deliver = again_deliver;
+    CHECK(post(&a->e[0], 1, &a->first, 8) >= 0);
+    for (int i = 0; i < 10 && a->e[1].arrived[0] == 0; i++) {
+        progress_all(a->e, 2); /* the ring is known now, and that it can be read */
+    }
+    shm_ring_end *out = &shm_link_of(a->e[0].self, 1)->out;
+    for (int i = 0; i < fetches; i++) {
+        CHECK_EQ(post(&a->e[0], 1, &a->fetched[i], 100000), DDL_IN_PROGRESS);
+        a->record = (uint8_t *)(uintptr_t)a->fetched[i].message.priv[SHM_NOTE_RECORD];
+    }
+    bool reads = shm_control(a->e[0].self, 1)->pulls[0] == SHM_PULLS;
+    while (reads && a->smalls < AGAIN_SMALL && out->moved + 2 * SHM_RING_LINE - shm_ring_done(out) <= out->capacity) {
+        CHECK_EQ(post(&a->e[0], 1, &a->small[a->smalls++], 8), DDL_OK);
+    }
+    return reads;
+}
+
+static void again_post_over(again *a, bool waits) {
+    CHECK_EQ(post(&a->e[0], 1, &a->over, a->over_bytes), waits ? DDL_IN_PROGRESS : DDL_OK);
+    a->zeros = waits;
+    if (waits) {
+        memset(a->over.payload, 0, a->over_bytes);
+    }
+}
+
+/* The last message lies over the record of the last that is fetched. */
+static void again_lies_over(again *a) {
+    shm_ring_end *out = &shm_link_of(a->e[0].self, 1)->out;
+    const uint8_t *end = out->ring->records + out->place;
+    CHECK(shm_link_of(a->e[0].self, 1)->waiting.first == NULL);
+    CHECK(a->record > out->ring->records && a->record + sizeof(shm_fetch) <= end);
+}
+
+static void again_all_arrive(again *a, bool waited) {
+    uint64_t all = 2 + (uint64_t)a->fetches + (uint64_t)a->smalls;
+    bool open = a->e[0].self != NULL;
+    DRIVE(a->e + !open, 1 + open, a->e[1].arrived[0] == all) {}
+    CHECK_EQ(a->wrong, 0);
+    CHECK_EQ(a->over.status, waited ? DDL_OK : a->over.status);
+    letter_free(&a->first);
+    letter_free(&a->over);
+    for (int i = 0; i < a->fetches; i++) {
+        letter_free(&a->fetched[i]);
+    }
+    for (int i = 0; i < a->smalls; i++) {
+        letter_free(&a->small[i]);
+    }
+    world_close(a->e, 2);
+}
+
+/* The peer reads the second, and one more, while the sender is told that the first is sent: between the sender's two looks at the ring. */
+static void again_sent(const ddl_host *host, ddl_message *message, ddl_status status) {
+    mini_sent(host, message, status);
+    if (message == &again_now->fetched[0].message) {
+        again_read(again_now, 2);
+    }
+}
+
+TEST(a_sender_that_helps_leaves_a_place_alone_that_is_used_anew) {
+    static again a;
+    if (!again_open(&a, 2, 5)) {
+        world_close(a.e, 2);
+        SKIP("no process may read another's memory here");
+    }
+    ((shm *)a.e[0].self)->crowded = true; /* it helps before the peer has begun */
+    again_post_over(&a, true);
+    again_read(&a, 1);
+    a.e[0].host.sent = again_sent;
+    CHECK(a.e[0].transport->progress(a.e[0].self, -1) > 0);
+    again_lies_over(&a);
+    again_all_arrive(&a, true);
+}
+
+TEST(recall_of_what_was_read_whose_place_is_used_anew) {
+    static again a;
+    if (!again_open(&a, 1, 3)) {
+        world_close(a.e, 2);
+        SKIP("no process may read another's memory here");
+    }
+    again_read(&a, 2);
+    again_post_over(&a, false);
+    again_lies_over(&a);
+    int allocs = a.e[0].allocs;
+    a.e[0].transport->recall(a.e[0].self, 1, &a.fetched[0].message);
+    a.fetched[0].borrowed = 0;
+    CHECK_EQ(a.e[0].allocs, allocs); /* nothing is copied for a peer that has it */
+    again_all_arrive(&a, false);
+}
+
+TEST(close_after_what_was_read_and_its_place_used_anew) {
+    static again a;
+    if (!again_open(&a, 1, 3)) {
+        world_close(a.e, 2);
+        SKIP("no process may read another's memory here");
+    }
+    again_post_over(&a, true);
+    again_read(&a, 2);
+    endpoint_close(&a.e[0]);
+    CHECK_EQ(a.fetched[0].status, DDL_OK);
+    again_all_arrive(&a, true);
+}
+
 /* The kernel forbids it after all: the sender lends a copy, and later ones come as streams. */
 TEST(a_peer_that_cannot_be_read_any_more_lends_copies) {
     static endpoint e[2];
@@ -533,6 +676,7 @@ TEST(a_peer_that_cannot_be_read_any_more_lends_copies) {
     DRIVE(e, 2, e[1].arrived[0] == 3 && l[2].returned) {}
     CHECK_EQ(post(&e[0], 1, &l[3], 1 << 20), DDL_IN_PROGRESS);
     CHECK(l[3].message.priv[SHM_NOTE_DONE] > 0);
+    CHECK(strstr(e[1].log, "the memory of rank 0 can be read no more (Operation not permitted)") != NULL);
     DRIVE(e, 2, e[1].arrived[0] == 4 && l[3].returned) {}
     for (int i = 0; i < 4; i++) {
         letter_free(&l[i]);

@@ -105,7 +105,9 @@ static void shm_bell_ring(shm *t, int32_t i) {
     (void)n; /* full: it has been rung; gone: the core hears of it elsewhere */
 }
 
-/* Wakes local rank i when it sleeps, and returns whether it did. What was written before this call is seen by it. */
+/* Wakes local rank i when it sleeps, and returns whether it did. What was written before this call is seen by it. A caller
+ * that ends or is stopped after the exchange has not rung, and nobody else will: the sleeper then goes on at the core's next
+ * look, 50 ms later at most. */
 static inline bool shm_wake(shm *t, int32_t i) {
     _Atomic uint32_t *sleeping = &shm_control(t, i)->sleeping;
 #ifdef SHM_TSAN /* which does not know fences; a read-modify-write of the word itself does as well */

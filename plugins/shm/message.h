@@ -390,9 +390,13 @@ static shm_copy *shm_copy_of(shm *t, const ddl_message *m, uint64_t extra) {
     return copy;
 }
 
-/* Of a message in the ring that the peer has not fetched: a copy takes its place. On return m is nobody's. */
+/* Of a message in the ring: if the peer has not fetched it, a copy takes its place. On return m is nobody's. */
 static bool shm_lend_instead(shm *t, shm_link *l, ddl_message *m) {
     shm_fetch *record = shm_record_of(m);
+    if (m->priv[SHM_NOTE_END] <= shm_ring_done(&l->out)) { /* and the record's place may be another's by now */
+        shm_help_end(&t->messages->helper, &record->help);
+        return shm_queue_replace(&l->fetched, m, NULL);
+    }
     shm_copy *copy = shm_copy_of(t, m, 0);
     if (copy != NULL && shm_lend_copy(t, m->payload, m->payload_bytes, &copy->offset, &copy->bytes) != DDL_OK) {
         t->host->free(t->host, copy);
@@ -630,9 +634,12 @@ static bool shm_take_fetch(shm *t, int32_t i, shm_fetch *record, uint64_t bytes)
         return false;
     }
     shm_listen(t, i, said.bytes, 1);
-    int how = l->to == NULL ? SHM_FETCHED : shm_fetch_from(t, i, record, said.at, said.lent != 0);
+    errno = 0;
+    int how = l->to == NULL ? SHM_FETCHED : shm_fetch_from(t, i, record, said.at, said.lent != 0), error = errno;
     if (how == SHM_REFUSED) {
         atomic_store_explicit(&shm_control(t, t->local_index)->pulls[i], SHM_PULLS_NOT, memory_order_relaxed);
+        shm_log(t, DDL_LOG_INFO, "the memory of rank %d can be read no more (%s): its large messages are copied through the ring from "
+                "now on", (int)t->rank_of[i], error != 0 ? strerror(error) : "it came in part");
         /* Release: with shm_wake it asks the peer to lend a copy. */
         atomic_store_explicit(&l->in.ring->refused, l->in.moved + shm_ring_lines(bytes + SHM_RING_WORD),
                               memory_order_release);
@@ -724,10 +731,12 @@ static int32_t shm_receive(shm *t, int32_t i, bool expected) {
 
 /* ---- progress ---- */
 
-/* Stages a piece of what the peer is fetching. Returns whether it did. */
+/* Stages a piece of what the peer is fetching. Returns whether it did. Once the writer has seen that a record was read, its
+ * place may be another's. */
 static bool shm_send_help(shm *t, int32_t i, const ddl_message *m) {
-    return shm_is_read(m) && shm_help_stage(t, &t->messages->helper, &shm_record_of(m)->help, m->payload, m->payload_bytes,
-                                            t->distances[i].distant);
+    bool there = m->priv[SHM_NOTE_END] > shm_link_of(t, i)->out.seen;
+    return there && shm_is_read(m) && shm_help_stage(t, &t->messages->helper, &shm_record_of(m)->help, m->payload,
+                                                     m->payload_bytes, t->distances[i].distant);
 }
 
 /* Ends what the peer has fetched, lends what it refused, sends what has room. */
@@ -911,6 +920,9 @@ static void shm_link_close(shm *t, int32_t i) {
     shm_link *l = shm_link_of(t, i);
     if (!l->gone && !l->cut && l->out_open) {
         shm_send_on(t, i);
+    }
+    if (l->out_open) {
+        shm_send_ended(t, l);
     }
     while (l->fetched.first != NULL) {
         ddl_message *m = l->fetched.first;

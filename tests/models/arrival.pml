@@ -9,6 +9,9 @@
  * states: stores land at once, all are cancelled at once, pieces are not used again, and a rank reads from, or wakes, all
  * others in one step.
  *
+ * Clearing a sleeper's word and ringing are one step here, and two in doorbell.h: of a waker that is stopped between them
+ * the core makes up, which looks every 50 ms.
+ *
  * Checked: a rank that sees an arrival reads the data that came with it; nobody waits for ever.
  * Planted bugs, which must be found: BUG_FENCE (no fence between a store and the look for sleepers), BUG_LOOK (no second look
  * before the sleep), BUG_SLOT (a line is used again without asking), BUG_PIECE (a piece is used again at once). */
