@@ -4,6 +4,13 @@
 #define _GNU_SOURCE 1
 #include "shm_host.h"
 
+/* What a file takes. */
+static int64_t fd_bytes(int fd) {
+    struct stat s;
+    CHECK_EQ(fstat(fd, &s), 0);
+    return (int64_t)s.st_blocks * 512;
+}
+
 /* ---- messages ---- */
 
 static const uint64_t sizes[] = {0, 1, 8, 9, 47, 48, 49, 1023, 1024, 2048, 2049, 4096, 4097, 8192, 12288, 12289, 16384, 16385, 65536, 0, 65537, 300001, 1 << 20, 3};
@@ -484,6 +491,28 @@ TEST(recall_of_what_waits_to_be_fetched) { recall_queued(100000, NULL, 0); }
 TEST(recall_of_lent_memory) { recall_queued(100000, NULL, 1); }
 TEST(recall_of_a_stream) { recall_queued(100000, "SHM_CMA=0", 0); }
 TEST(recall_of_two_pieces) { recall_queued(8192, NULL, 0); }
+
+static uint64_t nothing_left(const ddl_host *host) {
+    (void)host;
+    return 0;
+}
+
+/* The container has no room for a copy of what is taken back: it is not written, which would kill the rank. */
+TEST(recall_in_a_container_that_is_full) {
+    static endpoint e[2];
+    letter l;
+    world_open(e, 2);
+    CHECK_EQ(post(&e[0], 1, &l, 4 << 20), DDL_IN_PROGRESS);
+    int64_t before = fd_bytes(((shm *)e[0].self)->fd);
+    e[0].host.memory_left = nothing_left;
+    recalled_at = &e[0];
+    recalled_letter = &l;
+    recall_now();
+    CHECK_EQ(fd_bytes(((shm *)e[0].self)->fd), before);
+    DRIVE(e, 2, e[0].lost[1] == 1 && e[1].lost[0] == 1) {}
+    letter_free(&l);
+    world_close(e, 2);
+}
 
 /* There is no memory for the copy: the link is given up, but not from inside the recall, as the core is in the middle of
  * taking back its other messages. */

@@ -272,6 +272,10 @@ static ddl_status shm_lend_copy(shm *t, const void *data, uint64_t bytes, uint64
     if (t->memory == NULL || !shm_place_take(t, *out_bytes, out_offset)) {
         return DDL_ERR_NOMEM;
     }
+    if (shm_commit(t, *out_offset, *out_bytes) != DDL_OK) { /* a container kills who writes beyond its limit */
+        shm_place_give(t, *out_offset, *out_bytes);
+        return DDL_ERR_NOMEM;
+    }
     while (done < bytes) {
         ssize_t n = pwrite(t->fd, (const uint8_t *)data + done, (size_t)(bytes - done), (off_t)(*out_offset + done));
         if (n <= 0 && errno != EINTR) {
