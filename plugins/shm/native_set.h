@@ -171,6 +171,17 @@ static inline bool shm_all_counted(const shm_set *set, size_t which, int32_t lo,
     return true;
 }
 
+/* What every other rank has counted up to; `most` at most. Acquire, as above. */
+static inline uint64_t shm_least_count(const shm_set *set, size_t which, uint64_t most) {
+    uint64_t least = most;
+    for (int32_t j = 0; j < set->count; j++) {
+        const shm_count *count = (const shm_count *)(const void *)(set->pieces[j] + which);
+        uint64_t value = j != set->rank ? atomic_load_explicit(&count->value, memory_order_acquire) : most;
+        least = value < least ? value : least;
+    }
+    return least;
+}
+
 /* Has any rank given up? The fence pairs with that of shm_native_cancel: what was read before this look stood there while
  * the operation still ran. */
 static bool shm_any_cancelled(const shm_set *set) {

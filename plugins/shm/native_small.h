@@ -150,19 +150,22 @@ static inline void shm_get(const shm_set *set, const shm_op *op, const uint8_t *
 
 static inline bool shm_in_line(uint64_t bytes) { return bytes <= SHM_LINE_DATA; }
 
+/* Does the data go on in the second cache line of a shm_line? It is asked for by itself, by who writes and by who reads:
+ * all_reduce of 64 B 0.90 of the time, between distant cores 0.83 (EPYC). */
+static inline bool shm_fills_pair(uint64_t bytes) {
+    return shm_in_line(bytes) && bytes > SHM_LINE - offsetof(shm_line, data);
+}
+
 /* May this rank write the line of an operation, and the slot when it needs one: has everybody ended the operation that
- * they served? Usually known from the arrivals of later operations; else the ranks' own words are read. */
+ * they served? Usually known from the arrivals of later operations; else the ranks' own words are read, and all that they
+ * say is kept: who reads them for each operation waits for their lines each time (broadcast of 512 B: 0.95 of the time; EPYC). */
 static inline bool shm_line_free(shm_set *set, const shm_op *op) {
     uint64_t sequence = op->call.sequence, ahead = shm_in_line(op->given) ? SHM_LINES : SHM_SLOTS;
-    if (sequence <= set->floor + ahead) {
-        return true;
+    if (sequence > set->floor + ahead) {
+        uint64_t least = shm_least_count(set, offsetof(shm_face, ended), sequence - 1);
+        set->floor = least > set->floor ? least : set->floor;
     }
-    uint64_t least = sequence - ahead;
-    if (!shm_all_counted(set, offsetof(shm_face, ended), 0, set->count, least)) {
-        return false;
-    }
-    set->floor = least;
-    return true;
+    return sequence <= set->floor + ahead;
 }
 
 /* The data of the arrival must have been written. Next comes the next line: it is made ours while the others work. */
@@ -179,7 +182,11 @@ static inline void shm_arrive(shm_set *set, const shm_op *op, uint64_t slot_byte
     }
     atomic_store_explicit(&line->sequence, sequence, memory_order_release); /* with signature and data */
     shm_wake_others(set);
-    shm_prefetch_write(&set->own->lines[(sequence + 1) % SHM_LINES]);
+    const shm_line *next = &set->own->lines[(sequence + 1) % SHM_LINES];
+    shm_prefetch_write(next);
+    if (shm_fills_pair(op->given)) {
+        shm_prefetch_write((const uint8_t *)next + SHM_LINE);
+    }
     bool past = set->distant && op->call.bytes >= SHM_DISTANT_LEAST; /* the caches: see shm_give */
     for (uint64_t i = 0; i < slot_bytes && !past; i += SHM_LINE) {
         shm_prefetch_write(slot + i);
@@ -207,6 +214,9 @@ static inline bool shm_arrived(shm_set *set, shm_op *op) {
         }
         if (atomic_load_explicit(&line->sequence, memory_order_acquire) != op->call.sequence) { /* its data comes with it */
             return false;
+        }
+        if (shm_fills_pair(op->given)) {
+            __builtin_prefetch((const uint8_t *)line + SHM_LINE);
         }
         if (line->signature != op->call.signature) {
             op->differs = op->awaited;
