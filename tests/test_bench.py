@@ -227,7 +227,7 @@ def only_sizes_that_were_measured_on_far_cores_are_measured_again():
             {512: (2, 2, near), 4096: (9, 9, far)}, {4096: (3, 3, far)}]
     asked = []
 
-    def run_rows(_, op, ranks, sizes):
+    def run_rows(_, op, ranks, sizes, limit_s):
         asked.append(list(sizes))
         return list(runs[len(asked) - 1].items()), 0.0
 
@@ -272,7 +272,7 @@ def passes_that_were_disturbed_are_measured_again():
     asked = []
     runs = [[(8, (1.0, 1, 40.0)), (4 << 20, (9.0, 9, 40.0)), (8, (5.0, 5, 200.0))], [(8, (2.0, 2, 40.0))]]
 
-    def run_rows(peer, op, ranks, sizes):
+    def run_rows(peer, op, ranks, sizes, limit_s):
         asked.append(sizes)
         return runs.pop(0), 0.0
     compare.PEERS["ddl"], compare.output_of, compare.run_rows = None, lambda *_: "40", run_rows

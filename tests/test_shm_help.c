@@ -289,11 +289,11 @@ TEST(the_window_is_for_the_first_that_is_not_yet_read) {
     for (int i = 0; i < 2; i++) {
         CHECK_EQ(post(&e[0], 1, &offered[i], BYTES), DDL_IN_PROGRESS);
     }
-    CHECK(t->messages->helper.whom == &record_of(&offered[0])->help);
+    CHECK(t->messages->helper.whom == &offered[0].message);
     take_one(e, 1);
     for (int k = 0; k < 2 * (int)SHM_HELP_PIECES; k++) {
         CHECK(e[0].transport->progress(e[0].self, -1) >= 0);
-        CHECK(offered[0].returned && t->messages->helper.whom == &record_of(&offered[1])->help);
+        CHECK(offered[0].returned && t->messages->helper.whom == &offered[1].message);
         CHECK_EQ(record_of(&offered[2])->help.window, 0);
     }
     CHECK_EQ(t->messages->helper.next, SHM_HELP_PIECES); /* before the receiver has begun */
@@ -301,7 +301,7 @@ TEST(the_window_is_for_the_first_that_is_not_yet_read) {
     for (int k = 0; k < 2 * (int)SHM_HELP_PIECES; k++) {
         CHECK(e[0].transport->progress(e[0].self, -1) >= 0);
     }
-    CHECK(t->messages->helper.whom == &record_of(&offered[2])->help);
+    CHECK(t->messages->helper.whom == &offered[2].message);
     DRIVE(e, 2, offered[2].returned) {}
     for (int i = 0; i < 3; i++) {
         letter_free(&offered[i]);

@@ -498,11 +498,11 @@ static uint64_t nothing_left(const ddl_host *host) {
 }
 
 /* The container has no room for a copy of what is taken back: it is not written, which would kill the rank. */
-TEST(recall_in_a_container_that_is_full) {
+static void recall_in_a_full_container(uint64_t bytes) {
     static endpoint e[2];
     letter l;
-    world_open(e, 2);
-    CHECK_EQ(post(&e[0], 1, &l, 4 << 20), DDL_IN_PROGRESS);
+    world_open_as(e, 2, "SHM_RING_BYTES=16K", NULL);
+    CHECK_EQ(post(&e[0], 1, &l, bytes), DDL_IN_PROGRESS);
     int64_t before = fd_bytes(((shm *)e[0].self)->fd);
     e[0].host.memory_left = nothing_left;
     recalled_at = &e[0];
@@ -512,6 +512,11 @@ TEST(recall_in_a_container_that_is_full) {
     DRIVE(e, 2, e[0].lost[1] == 1 && e[1].lost[0] == 1) {}
     letter_free(&l);
     world_close(e, 2);
+}
+
+TEST(recall_in_a_container_that_is_full) {
+    recall_in_a_full_container(4 << 20);
+    recall_in_a_full_container(100000);
 }
 
 /* There is no memory for the copy: the link is given up, but not from inside the recall, as the core is in the middle of
@@ -705,7 +710,7 @@ TEST(a_peer_that_cannot_be_read_any_more_lends_copies) {
     DRIVE(e, 2, e[1].arrived[0] == 3 && l[2].returned) {}
     CHECK_EQ(post(&e[0], 1, &l[3], 1 << 20), DDL_IN_PROGRESS);
     CHECK(l[3].message.priv[SHM_NOTE_DONE] > 0);
-    CHECK(strstr(e[1].log, "the memory of rank 0 can be read no more (Operation not permitted)") != NULL);
+    CHECK(strstr(e[1].log, "the memory of rank 0 can be read no more") != NULL);
     DRIVE(e, 2, e[1].arrived[0] == 4 && l[3].returned) {}
     for (int i = 0; i < 4; i++) {
         letter_free(&l[i]);

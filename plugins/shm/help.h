@@ -47,7 +47,7 @@ typedef struct shm_helper {
     shm_window *window; /* NULL: not yet made */
     uint64_t place;
     bool refused;         /* no memory for a window: no help */
-    const shm_help *whom; /* the message that is helped */
+    const ddl_message *whom; /* that is helped; not its record, whose place may be another's already */
     uint64_t stamp;       /* of its first piece */
     uint64_t next;        /* piece to be staged */
     uint64_t yields_ns;   /* not before: as a receiver, see shm_help_give_way */
@@ -84,8 +84,8 @@ static void shm_helper_close(shm_helper *own) {
 }
 
 /* The message is sent, or its memory is no longer to be read. */
-static inline void shm_help_end(shm_helper *own, const shm_help *h) {
-    if (own->whom == h) {
+static inline void shm_help_end(shm_helper *own, const ddl_message *m) {
+    if (own->whom == m) {
         own->whom = NULL;
         own->stamp += own->next + 1;
         own->next = 0;
@@ -95,15 +95,16 @@ static inline void shm_help_end(shm_helper *own, const shm_help *h) {
 static uint64_t shm_help_pieces(uint64_t bytes) { return (bytes + SHM_HELP_PIECE - 1) / SHM_HELP_PIECE; }
 
 /* Stages the next piece, if there is one and room for it, from where the receiver is. Returns whether it did. */
-static bool shm_help_next(shm *t, shm_helper *own, shm_help *h, const void *payload, uint64_t bytes, bool distant) {
+static bool shm_help_next(shm *t, shm_helper *own, shm_help *h, const ddl_message *m, bool distant) {
+    uint64_t bytes = m->payload_bytes;
     /* Acquire: the receiver has read what it is done with; its place may be written. */
     uint64_t taken = atomic_load_explicit(&h->taken, memory_order_acquire);
     uint64_t taking = atomic_load_explicit(&h->taking, memory_order_relaxed); /* where to go on: a hint */
-    if (taking >= bytes || taken > taking || (own->whom != NULL && own->whom != h) || !shm_helper_open(t, own)) {
+    if (taking >= bytes || taken > taking || (own->whom != NULL && own->whom != m) || !shm_helper_open(t, own)) {
         return false;
     }
     if (own->whom == NULL) {
-        own->whom = h;
+        own->whom = m;
         atomic_store_explicit(&h->stamp, own->stamp, memory_order_relaxed);
         atomic_store_explicit(&h->window, own->place + 1, memory_order_release); /* with the stamp: pairs with find */
     }
@@ -113,7 +114,7 @@ static bool shm_help_next(shm *t, shm_helper *own, shm_help *h, const void *payl
         return false;
     }
     uint64_t at = next * SHM_HELP_PIECE, rest = bytes - at;
-    shm_copy_for(own->window->pieces[next % SHM_HELP_PIECES], (const uint8_t *)payload + at,
+    shm_copy_for(own->window->pieces[next % SHM_HELP_PIECES], (const uint8_t *)m->payload + at,
                  rest < SHM_HELP_PIECE ? rest : SHM_HELP_PIECE, distant);
     /* Release: the piece lies there. */
     atomic_store_explicit(&own->window->holds[next % SHM_HELP_PIECES], own->stamp + next, memory_order_release);
@@ -122,15 +123,15 @@ static bool shm_help_next(shm *t, shm_helper *own, shm_help *h, const void *payl
 }
 
 /* The same, once the receiver has begun, or where ranks share cores. */
-static bool shm_help_stage(shm *t, shm_helper *own, shm_help *h, const void *payload, uint64_t bytes, bool distant) {
+static bool shm_help_stage(shm *t, shm_helper *own, shm_help *h, const ddl_message *m, bool distant) {
     bool begun = t->crowded || atomic_load_explicit(&h->taking, memory_order_relaxed) != 0;
-    return begun && shm_help_next(t, own, h, payload, bytes, distant);
+    return begun && shm_help_next(t, own, h, m, distant);
 }
 
 /* A window's worth, before the receiver has begun, and before it is woken. ping_pong of 128 KiB: on one core 38 -> 30 us, on
  * two 29 -> 27; woken before, 33 and 31. */
-static void shm_help_ahead(shm *t, shm_helper *own, shm_help *h, const void *payload, uint64_t bytes, bool distant) {
-    while (shm_help_next(t, own, h, payload, bytes, distant)) {
+static void shm_help_ahead(shm *t, shm_helper *own, shm_help *h, const ddl_message *m, bool distant) {
+    while (shm_help_next(t, own, h, m, distant)) {
     }
 }
 

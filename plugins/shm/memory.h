@@ -272,7 +272,8 @@ static ddl_status shm_lend_copy(shm *t, const void *data, uint64_t bytes, uint64
     if (t->memory == NULL || !shm_place_take(t, *out_bytes, out_offset)) {
         return DDL_ERR_NOMEM;
     }
-    if (shm_commit(t, *out_offset, *out_bytes) != DDL_OK) { /* a container kills who writes beyond its limit */
+    /* A container kills who writes beyond its limit. */
+    if (shm_memory_left(t) < *out_bytes + SHM_ASK_BYTES || shm_commit(t, *out_offset, *out_bytes) != DDL_OK) {
         shm_place_give(t, *out_offset, *out_bytes);
         return DDL_ERR_NOMEM;
     }

@@ -100,9 +100,7 @@ static shm_fetch *shm_record_of(const ddl_message *m) { return (shm_fetch *)(uin
 
 /* Of a message that is on no queue any more. */
 static void shm_give_back(shm *t, ddl_message *m, ddl_status status) {
-    if (m->priv[SHM_NOTE_RECORD] != 0) {
-        shm_help_end(&t->messages->helper, &shm_record_of(m)->help);
-    }
+    shm_help_end(&t->messages->helper, m);
     if (m->priv[SHM_NOTE_COPY] == 0) {
         t->host->sent(t->host, m, status);
         return;
@@ -231,7 +229,7 @@ static int shm_push_fetch(shm *t, int32_t i, ddl_message *m, uint64_t at, bool l
     const ddl_message *before = l->fetched.first;
     bool first = before == NULL || before->priv[SHM_NOTE_END] <= shm_ring_done(&l->out) || !shm_is_read(before);
     if (!lent && t->crowded && first) { /* else the window is for the one before */
-        shm_help_ahead(t, &t->messages->helper, &to->help, m->payload, m->payload_bytes, t->distances[i].distant);
+        shm_help_ahead(t, &t->messages->helper, &to->help, m, t->distances[i].distant);
     }
     return SHM_BORROWED;
 }
@@ -393,8 +391,8 @@ static shm_copy *shm_copy_of(shm *t, const ddl_message *m, uint64_t extra) {
 /* Of a message in the ring: if the peer has not fetched it, a copy takes its place. On return m is nobody's. */
 static bool shm_lend_instead(shm *t, shm_link *l, ddl_message *m) {
     shm_fetch *record = shm_record_of(m);
+    shm_help_end(&t->messages->helper, m);
     if (m->priv[SHM_NOTE_END] <= shm_ring_done(&l->out)) { /* and the record's place may be another's by now */
-        shm_help_end(&t->messages->helper, &record->help);
         return shm_queue_replace(&l->fetched, m, NULL);
     }
     shm_copy *copy = shm_copy_of(t, m, 0);
@@ -403,7 +401,6 @@ static bool shm_lend_instead(shm *t, shm_link *l, ddl_message *m) {
         copy = NULL;
     }
     shm_queue_replace(&l->fetched, m, copy != NULL ? &copy->message : NULL);
-    shm_help_end(&t->messages->helper, &record->help);
     /* Release: the copy is there. The fence: whoever does not see the word has read all it read before what happens to
      * the message's memory from now on. */
     atomic_store_explicit(&record->copy, copy != NULL ? copy->offset + 1 : SHM_NO_COPY, memory_order_release);
@@ -503,6 +500,14 @@ static void shm_probe(shm *t, int32_t i) {
                           memory_order_relaxed); /* a hint */
     shm_log(t, DDL_LOG_DEBUG, "large messages of rank %d are %s", (int)t->rank_of[i],
             can ? "read from its memory" : "copied through the ring: its memory cannot be read");
+}
+
+static void shm_pulls_no_more(shm *t, int32_t i) {
+    uint32_t before = atomic_exchange_explicit(&shm_control(t, t->local_index)->pulls[i], SHM_PULLS_NOT, memory_order_relaxed);
+    if (before == SHM_PULLS) {
+        shm_log(t, DDL_LOG_INFO, "the memory of rank %d can be read no more: its large messages are copied through the ring from now on",
+                (int)t->rank_of[i]);
+    }
 }
 
 enum { SHM_FETCHED, SHM_REFUSED, SHM_LOST };
@@ -634,12 +639,9 @@ static bool shm_take_fetch(shm *t, int32_t i, shm_fetch *record, uint64_t bytes)
         return false;
     }
     shm_listen(t, i, said.bytes, 1);
-    errno = 0;
-    int how = l->to == NULL ? SHM_FETCHED : shm_fetch_from(t, i, record, said.at, said.lent != 0), error = errno;
+    int how = l->to == NULL ? SHM_FETCHED : shm_fetch_from(t, i, record, said.at, said.lent != 0);
     if (how == SHM_REFUSED) {
-        atomic_store_explicit(&shm_control(t, t->local_index)->pulls[i], SHM_PULLS_NOT, memory_order_relaxed);
-        shm_log(t, DDL_LOG_INFO, "the memory of rank %d can be read no more (%s): its large messages are copied through the ring from "
-                "now on", (int)t->rank_of[i], error != 0 ? strerror(error) : "it came in part");
+        shm_pulls_no_more(t, i);
         /* Release: with shm_wake it asks the peer to lend a copy. */
         atomic_store_explicit(&l->in.ring->refused, l->in.moved + shm_ring_lines(bytes + SHM_RING_WORD),
                               memory_order_release);
@@ -735,8 +737,8 @@ static int32_t shm_receive(shm *t, int32_t i, bool expected) {
  * place may be another's. */
 static bool shm_send_help(shm *t, int32_t i, const ddl_message *m) {
     bool there = m->priv[SHM_NOTE_END] > shm_link_of(t, i)->out.seen;
-    return there && shm_is_read(m) && shm_help_stage(t, &t->messages->helper, &shm_record_of(m)->help, m->payload,
-                                                     m->payload_bytes, t->distances[i].distant);
+    return there && shm_is_read(m) && shm_help_stage(t, &t->messages->helper, &shm_record_of(m)->help, m,
+                                                     t->distances[i].distant);
 }
 
 /* Ends what the peer has fetched, lends what it refused, sends what has room. */
@@ -803,9 +805,13 @@ static void shm_linger(const shm_link *l, int32_t looks) {
         return;
     }
     const _Atomic uint64_t *word = shm_ring_word(&l->in, l->in.place);
-    for (int32_t look = 0; look < looks && atomic_load_explicit(word, memory_order_relaxed) == 0; look++) {
+    uint64_t found = 0;
+    for (int32_t look = 0; look < looks && found == 0; look++) {
+        found = atomic_load_explicit(word, memory_order_relaxed);
     }
-    __builtin_prefetch((const uint8_t *)word + SHM_RING_LINE);
+    if ((found & UINT32_MAX) > SHM_RING_LINE) {
+        __builtin_prefetch((const uint8_t *)word + SHM_RING_LINE);
+    }
 }
 
 /* The next record, where it is a whole message. */

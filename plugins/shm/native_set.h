@@ -171,10 +171,10 @@ static inline bool shm_all_counted(const shm_set *set, size_t which, int32_t lo,
     return true;
 }
 
-/* What every other rank has counted up to; `most` at most. Acquire, as above. */
-static inline uint64_t shm_least_count(const shm_set *set, size_t which, uint64_t most) {
+/* What every other rank has counted up to, `most` at most; less than `need`: not all have come to that. Acquire, as above. */
+static inline uint64_t shm_least_count(const shm_set *set, size_t which, uint64_t need, uint64_t most) {
     uint64_t least = most;
-    for (int32_t j = 0; j < set->count; j++) {
+    for (int32_t j = 0; j < set->count && least >= need; j++) {
         const shm_count *count = (const shm_count *)(const void *)(set->pieces[j] + which);
         uint64_t value = j != set->rank ? atomic_load_explicit(&count->value, memory_order_acquire) : most;
         least = value < least ? value : least;

@@ -162,8 +162,8 @@ static inline bool shm_fills_pair(uint64_t bytes) {
 static inline bool shm_line_free(shm_set *set, const shm_op *op) {
     uint64_t sequence = op->call.sequence, ahead = shm_in_line(op->given) ? SHM_LINES : SHM_SLOTS;
     if (sequence > set->floor + ahead) {
-        uint64_t least = shm_least_count(set, offsetof(shm_face, ended), sequence - 1);
-        set->floor = least > set->floor ? least : set->floor;
+        uint64_t need = sequence - ahead, least = shm_least_count(set, offsetof(shm_face, ended), need, sequence - 1);
+        set->floor = least >= need ? least : set->floor;
     }
     return sequence <= set->floor + ahead;
 }
