@@ -268,9 +268,9 @@ def a_run_that_does_not_tell_counts_by_what_was_before_and_after_it():
 def passes_that_were_disturbed_are_measured_again():
     """Two passes over the small size and one over the large; of the first run a small one was far."""
     compare = load_compare()
-    options = types.SimpleNamespace(sizes=[8, 4 << 20], passes=2, repeats=2, wait_near=-1, wait_idle=0)
+    options = types.SimpleNamespace(sizes=[8, 16 << 20], passes=2, repeats=2, wait_near=-1, wait_idle=0)
     asked = []
-    runs = [[(8, (1.0, 1, 40.0)), (4 << 20, (9.0, 9, 40.0)), (8, (5.0, 5, 200.0))], [(8, (2.0, 2, 40.0))]]
+    runs = [[(8, (1.0, 1, 40.0)), (16 << 20, (9.0, 9, 40.0)), (8, (5.0, 5, 200.0))], [(8, (2.0, 2, 40.0))]]
 
     def run_rows(peer, op, ranks, sizes, limit_s):
         asked.append(sizes)
@@ -278,9 +278,9 @@ def passes_that_were_disturbed_are_measured_again():
     compare.PEERS["ddl"], compare.output_of, compare.run_rows = None, lambda *_: "40", run_rows
     results = compare.Results()
     compare.measure_one(results, "ddl", "all_reduce", 2, options)
-    check(asked == [[8, 4 << 20, 8], [8]], f"{asked}")
+    check(asked == [[8, 16 << 20, 8], [8]], f"{asked}")
     check(results.figures["all_reduce", 2, 8, "ddl"] == [(1.0, 1), (2.0, 2)] and results.thrown == 1, f"{results.figures}")
-    check(results.figures["all_reduce", 2, 4 << 20, "ddl"] == [(9.0, 9)] and results.used == 3, f"{results.figures}")
+    check(results.figures["all_reduce", 2, 16 << 20, "ddl"] == [(9.0, 9)] and results.used == 3, f"{results.figures}")
 
 
 @test
