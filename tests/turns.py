@@ -1,4 +1,4 @@
-"""turns: what repeats in another build, or over another carrier, what is shown elsewhere too, has its turn in every second
+"""turns: what repeats in another build, or over another carrier, what is shown elsewhere too, has its turn in every third
 run, on average: drawn anew for each commit. `tests/run --whole`, and tests/run with names, leave nothing out."""
 import hashlib
 import os
@@ -9,7 +9,7 @@ REASON = "its turn is in another run (tests/run --whole: all)"
 
 
 def begin(root):
-    """From here on, and in the programs that are started, half is left out."""
+    """From here on, and in the programs that are started, two thirds are left out."""
     try:
         commit = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
     except OSError:
@@ -22,6 +22,6 @@ def number(name):
     return int.from_bytes(hashlib.sha256(f"{os.environ.get('TEST_TURN', '')} {name}".encode()).digest()[:4], "big")
 
 
-def has_come(name, other=False):
-    """other: of two of one name one has its turn each time."""
-    return os.environ.get("TEST_TURN", "") == "" or number(name) % 2 == (1 if other else 0)
+def has_come(name, which=0, of=3):
+    """of: so many take turns, and those of one name (which: 0, 1, ...) never at once."""
+    return os.environ.get("TEST_TURN", "") == "" or number(name) % of == which
