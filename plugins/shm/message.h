@@ -799,7 +799,7 @@ static int32_t shm_link_progress(shm *t, int32_t i, bool expected) {
 }
 
 /* Looks at the next record's word for a while: what comes meanwhile is met at once, and its second line is asked for (64 B by
- * ping-pong 0.88 of the time; EPYC). */
+ * ping-pong 0.94 of the time; EPYC). */
 static void shm_linger(const shm_link *l, int32_t looks) {
     if (!l->in_open || l->gone) {
         return;
