@@ -1623,6 +1623,7 @@ typedef struct ddl_native_call {
     /* NULL, or an event of the device's (event_record) that stands on `stream` for this operation: in is ready when it
      * has happened. It is the transport's after DDL_OK. Only for transports with DDL_TRANSPORT_EVENT. */
     void *event;
+    int32_t at_once; /* 1: *out_op may be NULL after DDL_OK: it has ended, and native_test is not called */
 } ddl_native_call;
 
 typedef struct ddl_transport {
@@ -14792,6 +14793,7 @@ struct ddl_context {
 
     pthread_mutex_t lock; /* one lock; everything below is under it */
     pthread_cond_t changed;
+    atomic_bool locked_alone; /* instead of `lock`, by the only thread of the process: see ddl__lock */
     atomic_int lock_waiters; /* relaxed: only a hint to the thread that polls, to let others in */
     atomic_int lock_spins;   /* relaxed: looks at the lock before the kernel is asked; 0: threads share cores */
     int lock_passed;         /* the poller's: so many waiters did not take the lock when they could; 0: none */
@@ -14938,7 +14940,6 @@ static inline uint64_t ddl__about_ns(ddl_context *c) {
 
 /* >>lock */
 
-/* The only thread of its process locks without an atomic instruction; pthread_mutex_trylock has one always. */
 static inline bool ddl__only_thread(void) {
 #ifdef DDL__SINGLE_THREADED
     return __libc_single_threaded != 0;
@@ -14958,29 +14959,61 @@ static inline void ddl__relax(void) {
 
 #define DDL__LOCK_SPINS 1000 /* some 20 us: what a progress thread does with the lock at one time takes less, mostly */
 
-/* Mostly nobody else has it. A progress thread that has a core of its own gives it away soon, and sooner than the
- * kernel could wake this thread: it is looked for, for a while. */
-static inline void ddl__lock(ddl_context *c) {
-    if (ddl__only_thread()) {
-        pthread_mutex_lock(&c->lock);
-        return;
+/* A thread that was the only one may have locked before this one began. Acquire: what it did. */
+static inline bool ddl__trylock(ddl_context *c) {
+    if (pthread_mutex_trylock(&c->lock) != 0) {
+        return false;
     }
-    if (pthread_mutex_trylock(&c->lock) == 0) {
+    if (!atomic_load_explicit(&c->locked_alone, memory_order_acquire)) {
+        return true;
+    }
+    pthread_mutex_unlock(&c->lock);
+    return false;
+}
+
+static void ddl__lock_patiently(ddl_context *c) {
+    pthread_mutex_lock(&c->lock);
+    while (atomic_load_explicit(&c->locked_alone, memory_order_acquire)) { /* rare: threads are seldom begun in a call */
+        pthread_mutex_unlock(&c->lock);
+        sched_yield();
+        pthread_mutex_lock(&c->lock);
+    }
+}
+
+/* Mostly nobody else has it. A progress thread that has a core of its own gives it away soon, and sooner than the kernel
+ * could wake this thread: it is looked for, for a while. */
+static void ddl__lock_shared(ddl_context *c) {
+    if (ddl__trylock(c)) {
         return;
     }
     atomic_fetch_add_explicit(&c->lock_waiters, 1, memory_order_relaxed);
     int spins = atomic_load_explicit(&c->lock_spins, memory_order_relaxed);
-    while (spins > 0 && pthread_mutex_trylock(&c->lock) != 0) {
+    while (spins > 0 && !ddl__trylock(c)) {
         ddl__relax();
         spins--;
     }
     if (spins == 0) {
-        pthread_mutex_lock(&c->lock);
+        ddl__lock_patiently(c);
     }
     atomic_fetch_sub_explicit(&c->lock_waiters, 1, memory_order_relaxed);
 }
 
-static inline void ddl__unlock(ddl_context *c) { pthread_mutex_unlock(&c->lock); }
+/* The only thread of its process leaves a mark, a tenth of the instructions of a mutex; threads that begin later look for it. */
+static inline void ddl__lock(ddl_context *c) {
+    if (ddl__only_thread() && !atomic_load_explicit(&c->locked_alone, memory_order_relaxed)) {
+        atomic_store_explicit(&c->locked_alone, true, memory_order_relaxed);
+    } else {
+        ddl__lock_shared(c);
+    }
+}
+
+static inline void ddl__unlock(ddl_context *c) {
+    if (atomic_load_explicit(&c->locked_alone, memory_order_relaxed)) { /* by this thread: others wait until it is false */
+        atomic_store_explicit(&c->locked_alone, false, memory_order_release);
+    } else {
+        pthread_mutex_unlock(&c->lock);
+    }
+}
 
 /* Gives the lock away for a moment, within one call: the thread that polls may begin nothing long meanwhile. */
 static inline void ddl__unlock_shortly(ddl_context *c) {
@@ -17287,7 +17320,7 @@ static void ddl__lock_last(ddl_context *c) {
         if (waiters > 0 && waiters == c->lock_passed) {
             break;
         }
-        if (waiters == 0 && pthread_mutex_trylock(&c->lock) == 0) {
+        if (waiters == 0 && ddl__trylock(c)) {
             if (atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) == 0) { /* nor since the look before */
                 c->lock_passed = 0;
                 return;
@@ -17352,6 +17385,10 @@ static void ddl__wait_changed(ddl_context *c, uint64_t deadline) {
     uint64_t until = DDL__MIN(deadline, ddl__now_ns() + DDL__SLEEP_MS * DDL__NS_PER_MS);
     struct timespec at = {(time_t)(until / DDL__NS_PER_S), (long)(until % DDL__NS_PER_S)};
     c->cond_waiters++;
+    if (atomic_load_explicit(&c->locked_alone, memory_order_relaxed)) { /* other threads have begun meanwhile */
+        ddl__unlock(c);
+        ddl__lock_patiently(c);
+    }
     pthread_cond_timedwait(&c->changed, &c->lock, &at);
     c->cond_waiters--;
 }
@@ -24246,30 +24283,35 @@ static ddl_status ddl__on_credit(ddl_context *c, int32_t peer, const ddl__frame 
 
 /* >>start and end */
 
+/* What stands in the records of a call however often it is called. */
+static ddl__flight ddl__record_like(const ddl_group *g, const ddl__call *call, const char *algorithm) {
+    return (ddl__flight){.root = call->root,
+                         .op = call->op,
+                         .kind = (uint8_t)call->kind,
+                         .dtype = (uint8_t)call->dtype,
+                         .status = DDL_IN_PROGRESS,
+                         .nature = call->nature,
+                         .tensors = call->tensors,
+                         .count = ddl__call_elements(g, call),
+                         .detail = call->detail,
+                         .call_hash = call->call_hash,
+                         .algorithm = algorithm};
+}
+
 /* The newest call of a group, which is about to begin. */
-static void ddl__record_start(ddl_group *g, const ddl__call *call, const char *algorithm, uint64_t now) {
+static inline ddl__flight *ddl__record_start(ddl_group *g, const ddl__flight *like, uint64_t signature, uint64_t now) {
     ddl__flight *r = &g->records[g->sequence % DDL__RECORDS];
-    r->order = ++g->context->called; /* member by member: a compiler may clear a whole one first, which takes longer */
+    *r = *like;
+    r->order = ++g->context->called;
     r->sequence = g->sequence;
-    r->root = call->root;
-    r->op = call->op;
-    r->kind = (uint8_t)call->kind;
-    r->dtype = (uint8_t)call->dtype;
-    r->status = DDL_IN_PROGRESS;
-    r->nature = call->nature;
-    r->tensors = call->tensors;
-    r->count = ddl__call_elements(g, call);
-    r->detail = call->detail;
-    r->call_hash = call->call_hash;
-    r->signature = call->signature;
+    r->signature = signature;
     r->start_ns = now;
-    r->end_ns = 0;
-    r->algorithm = algorithm;
+    return r;
 }
 
 /* For the timeline. last: the rank of the group whose part came last; -1: not known. The place in the ring is written
  * member by member: to clear the name, which an operation has not, would double what it takes. */
-static inline void ddl__record_trace(ddl_group *g, const ddl__flight *r, int32_t last, bool blocking) {
+static void ddl__record_trace(ddl_group *g, const ddl__flight *r, int32_t last, bool blocking) {
     ddl__trace *t = g->context->trace;
     ddl__trace_event *e = ddl__trace_next(t);
     e->start_ns = r->start_ns;
@@ -24287,15 +24329,12 @@ static inline void ddl__record_trace(ddl_group *g, const ddl__flight *r, int32_t
     t->ended_ns = r->end_ns;
 }
 
-static void ddl__record_end(ddl_group *g, uint32_t sequence, ddl_status status, uint64_t now, int32_t last,
-                            bool blocking) {
-    ddl__flight *record = ddl__record_of(g, sequence);
-    if (record != NULL) {
-        record->status = (int16_t)status;
-        record->end_ns = now;
-        if (g->context->trace != NULL) {
-            ddl__record_trace(g, record, last, blocking);
-        }
+static inline void ddl__record_end(ddl_group *g, ddl__flight *r, ddl_status status, uint64_t now, int32_t last,
+                                   bool blocking) {
+    r->status = (int16_t)status;
+    r->end_ns = now;
+    if (g->context->trace != NULL) {
+        ddl__record_trace(g, r, last, blocking);
     }
 }
 
@@ -24310,8 +24349,10 @@ static void ddl__op_retire(ddl_context *c, ddl__op *op, ddl_status status) {
     }
     if (DDL__CHECKS) {
         uint64_t now = ddl__now_ns();
-        const ddl__flight *record = ddl__record_of(g, op->sequence);
-        ddl__record_end(g, op->sequence, status, now, op->last_peer, false);
+        ddl__flight *record = ddl__record_of(g, op->sequence);
+        if (record != NULL) {
+            ddl__record_end(g, record, status, now, op->last_peer, false);
+        }
         if (status == DDL_OK && record != NULL) {
             ddl__account_op(c, op, record, now);
         }
@@ -25409,7 +25450,8 @@ static void ddl__op_launch(ddl_context *c, ddl_group *g, ddl__op *op) {
         memset(op->answers, 0, (size_t)g->size * sizeof *op->answers);
     }
     if (DDL__CHECKS) {
-        ddl__record_start(g, &op->call, op->cached->plan.algorithm, ddl__now_ns());
+        ddl__flight like = ddl__record_like(g, &op->call, op->cached->plan.algorithm);
+        ddl__record_start(g, &like, op->call.signature, ddl__now_ns());
     }
     ddl__flow_caught_up(c, g);
     uint32_t sequence = op->sequence;
@@ -25538,7 +25580,7 @@ typedef struct ddl__fast {
     ddl__call call;
     ddl__reduction reduction;
     ddl_native_call native;
-    const char *algorithm;
+    ddl__flight record;
 } ddl__fast;
 
 static bool ddl__same_shape(const ddl_tensor *a, const ddl_tensor *b) {
@@ -25547,7 +25589,7 @@ static bool ddl__same_shape(const ddl_tensor *a, const ddl_tensor *b) {
 
 /* Alike but for where they lie. */
 static inline bool ddl__same_view(const ddl_tensor *a, const ddl_tensor *b) {
-    return a->dtype == b->dtype && a->device == b->device && a->ndim == b->ndim &&
+    return memcmp(&a->dtype, &b->dtype, sizeof a->dtype + sizeof a->device) == 0 && a->ndim == b->ndim &&
            (a->ndim == 1 ? a->shape[0] == b->shape[0] && a->strides[0] == b->strides[0] : ddl__same_shape(a, b));
 }
 
@@ -25625,7 +25667,7 @@ static bool ddl__fast_learn(ddl_group *g, const ddl__asked *d, const char *what)
     call.call_hash = ddl__call_hash(&call, cached);
     *f = (ddl__fast){.settings_version = g->settings_version, .kind = d->kind, .op = d->op, .root = d->root,
                      .uses_in = ddl__uses_in(g, &call), .uses_out = ddl__uses_out(g, &call), .call = call,
-                     .algorithm = cached->plan.algorithm};
+                     .record = ddl__record_like(g, &call, cached->plan.algorithm)};
     f->in = d->in != NULL ? *d->in : f->in;
     f->out = d->out != NULL ? *d->out : f->out;
     f->native = (ddl_native_call){.size = sizeof f->native,
@@ -25636,7 +25678,8 @@ static bool ddl__fast_learn(ddl_group *g, const ddl__asked *d, const char *what)
                                   .out = call.kind == DDL_BROADCAST ? call.in.data
                                          : f->uses_out              ? call.out.data
                                                                     : NULL,
-                                  .bytes = (uint64_t)s->bytes};
+                                  .bytes = (uint64_t)s->bytes,
+                                  .at_once = 1};
     if (ddl__kind_reduces(call.kind)) {
         f->reduction = ddl__reduction_of(call.op, call.dtype, NULL);
         f->native.reduce = ddl__native_reduce;
@@ -25645,7 +25688,7 @@ static bool ddl__fast_learn(ddl_group *g, const ddl__asked *d, const char *what)
     g->fast = f;
     ddl__account_pending(g);
     g->pending.bytes = (uint64_t)ddl__call_elements(g, &call) * ddl_dtype_bytes(call.dtype);
-    g->pending.algorithm = f->algorithm;
+    g->pending.algorithm = f->record.algorithm;
     return true;
 }
 
@@ -25688,12 +25731,11 @@ static ddl_status ddl__fast_adopt(ddl_group *g, ddl__fast *f, ddl_status begun, 
     return status;
 }
 
-/* Waits a little; *out_end_ns is then about now. The lock is kept: nobody else knows of the operation yet. */
+/* Waits a little; *out_end_ns is then about now, unless it is over in one go: the clock costs more than it would tell. The
+ * lock is kept: nobody else knows of the operation yet. */
 static ddl_status ddl__fast_wait(ddl_group *g, void *native, uint64_t *out_end_ns, int32_t *out_last) {
     ddl_context *c = g->context;
     int32_t rank = -1;
-    *out_last = -1;
-    *out_end_ns = g->fast_ns; /* over in one go: the clock costs more than it would tell */
     for (int32_t round = 0;; round++) {
         ddl_status status = g->native.table->native_test(g->native.self, g->native.set, native, DDL__FAST_LOOKS, &rank);
         bool wanted = ddl__lock_is_wanted(c);
@@ -25709,24 +25751,25 @@ static ddl_status ddl__fast_wait(ddl_group *g, void *native, uint64_t *out_end_n
 /* What need not be known before the others see the arrival is done while their answer is on its way. */
 static ddl_status ddl__fast_run(ddl_group *g, ddl__fast *f, const char *what) {
     ddl_context *c = g->context;
+    ddl__flight *record = NULL;
     void *native = NULL;
-    uint64_t end_ns;
-    int32_t last;
     g->sequence++;
     g->signature = DDL__CHECKS ? ddl__mix(g->signature, f->call.call_hash) : 0;
     f->native.signature = f->call.signature = g->signature;
     f->native.sequence = ++g->native.sequence;
     ddl_status begun = g->native.table->native_start(g->native.self, g->native.set, &f->native, &native);
-    g->fast_ns = ddl__about_ns(c);
+    uint64_t end_ns = g->fast_ns = ddl__about_ns(c);
+    int32_t last = -1;
     if (DDL__CHECKS) {
-        ddl__record_start(g, &f->call, f->algorithm, g->fast_ns);
+        record = ddl__record_start(g, &f->record, g->signature, g->fast_ns);
     }
-    if (begun != DDL_OK || ddl__fast_wait(g, native, &end_ns, &last) != DDL_OK) {
+    bool over = begun == DDL_OK && native == NULL;
+    if (!over && (begun != DDL_OK || ddl__fast_wait(g, native, &end_ns, &last) != DDL_OK)) {
         return ddl__fast_adopt(g, f, begun, begun == DDL_OK ? native : NULL, what);
     }
     if (DDL__CHECKS) {
         last = ddl__native_rank(g, last);
-        ddl__record_end(g, g->sequence, DDL_OK, end_ns, last, true);
+        ddl__record_end(g, record, DDL_OK, end_ns, last, true);
         g->pending.runs++;
         g->pending.ns += end_ns - g->fast_ns;
         if (last >= 0) {
@@ -42389,7 +42432,7 @@ static bool ddl__weight_hand(ddl_trainer *t, ddl__weight *w) {
         ddl__lock(c);
         return false;
     }
-    if (pthread_mutex_trylock(&c->lock) == 0) {
+    if (ddl__trylock(c)) {
         return false;
     }
     int before = atomic_load_explicit(&t->handed, memory_order_relaxed);

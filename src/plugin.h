@@ -175,6 +175,7 @@ typedef struct ddl_native_call {
     /* NULL, or an event of the device's (event_record) that stands on `stream` for this operation: in is ready when it
      * has happened. It is the transport's after DDL_OK. Only for transports with DDL_TRANSPORT_EVENT. */
     void *event;
+    int32_t at_once; /* 1: *out_op may be NULL after DDL_OK: it has ended, and native_test is not called */
 } ddl_native_call;
 
 typedef struct ddl_transport {

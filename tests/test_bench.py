@@ -3,6 +3,7 @@ import importlib.machinery
 import importlib.util
 import os
 import pathlib
+import platform
 import re
 import subprocess
 import sys
@@ -370,6 +371,28 @@ def builds_are_measured_in_turn():
         kept = re.search(r"^\| 0 B \| all \|.* \d+\.\d+ \(", done.stdout, re.M)
         check(done.returncode == 1 and "a run failed" in done.stderr and folder in done.stderr, f"{done.returncode}, {done.stderr}")
         check(kept, f"what was measured before a run failed is lost: {done.stdout}")
+
+
+@test
+def a_small_call_takes_few_instructions():
+    """A fifth more than when they were counted (gcc 12, -O2, 8 bytes): less than a check that is done twice, or a copy."""
+    if not (BUILD / "libddl-shm.so").exists():
+        skip("libddl-shm.so is not built (make plugins)")
+    if platform.machine() != "x86_64":
+        skip("only an x86-64 is stopped after each instruction")
+    counted = {"reduce": (718, 561), "broadcast": (527, 606), "gather": (732, 561), "all_reduce": (963, 963),
+               "all_gather": (972, 972), "barrier": (740, 740)}
+    with scratch() as folder:
+        good("gcc -std=c11 -O2", WARNINGS, "-I", ROOT, ROOT / "bench/steps.c", "-o", f"{folder}/steps", "-lpthread -ldl -lm")
+        environment = {**os.environ, "DDL_PLUGIN_PATH": str(BUILD)}
+        out = good(f"{folder}/steps", env=environment)
+        rows = {r[0]: (int(r[1]), int(r[2])) for r in re.findall(r"^(\w+) .* B  \D+(\d+)  \D+(\d+) instructions$", out, re.M)}
+        check(set(rows) == set(counted), out)
+        for op, most in counted.items():
+            for took, before in zip(rows[op], most):
+                check(before / 4 < took < 1.2 * before, f"{op} takes {took} instructions, {before} before:\n{out}")
+        done = subprocess.run([f"{folder}/steps", "1000000"], env=environment, capture_output=True, text=True, timeout=60)
+        check(done.returncode == 2 and "usage" in done.stderr, f"{done.returncode}, {done.stderr}")
 
 
 @test

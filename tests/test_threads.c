@@ -26,6 +26,73 @@ static void together(ddl_group *w, int count, void *(*fn)(void *), void *arg) {
     }
 }
 
+/* ---- the first thread: before all others, as it is one only once ---- */
+
+/* A process with one thread locks without a mutex: a thread that begins within a call still waits until the call is over, and
+ * from then on both take the mutex. */
+typedef struct beginner {
+    ddl_context *context;
+    pthread_t thread;
+    atomic_int began, asked;
+    int asked_within; /* how far it had come when the call went on */
+} beginner;
+
+static void *ask_within_a_call(void *p) {
+    beginner *b = p;
+    ddl_group *w = ddl_world(b->context);
+    ddl_stats stats;
+    atomic_store(&b->began, 1);
+    OK(ddl_stats_get(b->context, &stats));
+    atomic_store(&b->asked, 1);
+    for (int i = 0; i < 2000; i++) {
+        OK(ddl_stats_get(b->context, &stats));
+    }
+    return NULL;
+}
+
+static void begin_within_a_call(void *dst, const void *a, const void *b, int64_t count, ddl_dtype dtype, void *user) {
+    beginner *begun = user;
+    (void)dtype;
+    if (atomic_load(&begun->began) == 0) {
+        REQUIRE(pthread_create(&begun->thread, NULL, ask_within_a_call, begun) == 0);
+        while (atomic_load(&begun->began) == 0) {
+            usleep(1000);
+        }
+        usleep(100000);
+        begun->asked_within = atomic_load(&begun->asked);
+    }
+    for (int64_t i = 0; i < count; i++) {
+        ((double *)dst)[i] = ((const double *)a)[i] + ((const double *)b)[i];
+    }
+}
+
+static void beginning_within_a_call(ddl_group *w, void *arg) {
+    ddl_op op;
+#if defined(DDL__SINGLE_THREADED) && !defined(__SANITIZE_THREAD__)
+    REQUIRE(__libc_single_threaded != 0);
+#endif
+    double value[3] = {1, 2, 3}, sum[3];
+    beginner b = {.context = ddl_group_context(w)};
+    (void)arg;
+    OK(ddl_op_create(b.context, begin_within_a_call, &b, 1, &op));
+    for (int root = 0; root < 2; root++) { /* who is root reduces */
+        OK(ddl_reduce(w, DDL_ARRAY(value), DDL_ARRAY(sum), op, root));
+        CHECK(ddl_rank(w) != root || (sum[0] == 2 && sum[2] == 6));
+    }
+    REQUIRE(atomic_load(&b.began) == 1);
+    CHECK_EQ(b.asked_within, 0);
+    for (int i = 0; i < 2000; i++) {
+        value[0] = 1;
+        OK(ddl_all_reduce(w, DDL_ARRAY(value), DDL_ARRAY(value), DDL_SUM));
+        CHECK(value[0] == 2);
+    }
+    pthread_join(b.thread, NULL);
+    CHECK_EQ(atomic_load(&b.asked), 1);
+    OK(ddl_op_free(b.context, op));
+}
+
+TEST(a_thread_that_begins_within_a_call_waits_for_its_end) { world_fork(2, beginning_within_a_call, NULL, 30); }
+
 /* ---- groups at once ---- */
 
 static void *in_own_group(void *p) {

@@ -14,15 +14,10 @@
 
 /* ---- beginning an operation ---- */
 
-/* From three ranks with a core each on, as much as half a slot; see shm_splits. */
-static uint64_t shm_small_most(const shm_set *set) {
-    return set->count > 2 && !set->t->crowded ? SHM_SLOT_BYTES / 2 : SHM_SLOT_BYTES;
-}
-
-static bool shm_is_small(const shm_set *set, const shm_op *op) { return op->given <= shm_small_most(set); }
+static bool shm_is_small(const shm_set *set, const shm_op *op) { return op->given <= set->small_most; }
 
 static bool shm_staged_lay_out(shm_set *set, shm_op *op) {
-    uint64_t parts = shm_kind_of(op)->parts ? (uint64_t)set->count : 1;
+    uint64_t parts = shm_kind_of(&op->call)->parts ? (uint64_t)set->count : 1;
     op->lap = shm_lap(set, op);
     return shm_splits(set, op) ? shm_split_lay_out(set, op)
                                : shm_lay_out(set, op, op->call.bytes, parts, shm_whole_aim(set, op));
@@ -33,7 +28,7 @@ static int shm_bulk_arrive_step(shm_set *set, shm_op *op) {
     if (op->failure != DDL_OK || !shm_arrived(set, op)) {
         return SHM_STUCK;
     }
-    shm_look_around(set, op, 0, set->count);
+    shm_look_around(set, op->call.sequence, op->given, 0, set->count);
     if (shm_is_direct(set, op)) {
         shm_direct_begin(set, op);
         return SHM_MOVED;
@@ -51,7 +46,7 @@ static int shm_bulk_arrive_step(shm_set *set, shm_op *op) {
 }
 
 static bool shm_staged_post(shm_set *set, shm_op *op) {
-    return shm_splits(set, op) ? shm_split_post(set, op) : shm_gives(set, op) && shm_post_chunk(set, op);
+    return shm_splits(set, op) ? shm_split_post(set, op) : shm_gives(set, &op->call) && shm_post_chunk(set, op);
 }
 
 /* A rank that cannot offer what all would have to knows before anybody has come that it goes through the rings, and posts
@@ -68,11 +63,13 @@ static void shm_bulk_begin(shm_set *set, shm_op *op) {
     op->awaited = 0;
     op->until = set->count;
     op->step = shm_bulk_arrive_step;
-    shm_arrive(set, op, 0);
+    shm_arrive(set, &op->call, op->given);
+    shm_wake_others(set);
+    shm_own_next(set, &op->call, op->given, 0);
 }
 
 static inline bool shm_begin(shm_set *set, shm_op *op) {
-    if ((!set->found && !shm_find_all(set)) || !shm_line_free(set, op)) {
+    if ((!set->found && !shm_find_all(set)) || !shm_line_free(set, op->call.sequence, op->given)) {
         return false;
     }
     if (shm_is_small(set, op)) {
@@ -139,27 +136,31 @@ static uint64_t shm_native_cost_ns(void *self, void *set_, int32_t kind, uint64_
     (void)self;
     bool known = kind >= DDL_BARRIER && kind <= DDL_EXSCAN;
     uint64_t ranks = (uint64_t)set->count, all = known && shm_kinds[kind].parts ? bytes * ranks : bytes;
-    if (!known || (all > shm_small_most(set) && !shm_has_room(set))) {
+    if (!known || (all > set->small_most && !shm_has_room(set))) {
         return 0;
     }
-    return 100 + 40 * ranks + (all <= shm_small_most(set) ? all * ranks / 20 : 1000 + all * ranks / 12);
+    return 100 + 40 * ranks + (all <= set->small_most ? all * ranks / 20 : 1000 + all * ranks / 12);
+}
+
+/* As a whole, but for the words that the core has just written: what is wider waits until they have left its store buffer. */
+static inline void shm_call_copy(ddl_native_call *to, const ddl_native_call *call) {
+    size_t fresh = offsetof(ddl_native_call, sequence), rest = offsetof(ddl_native_call, bytes);
+    memcpy(to, call, fresh);
+    to->sequence = call->sequence;
+    to->signature = call->signature;
+    to->in = call->in;
+    to->out = call->out;
+    memcpy((uint8_t *)to + rest, (const uint8_t *)call + rest, sizeof *to - rest);
 }
 
 /* What does not fit is not asked for: see shm_native_cost_ns. */
-static ddl_status shm_native_start(void *self, void *set_, const ddl_native_call *call, void **out_op) {
-    shm_set *set = set_;
-    (void)self;
-    if (call->kind < DDL_BARRIER || call->kind > DDL_EXSCAN || set->cancelled) {
-        return DDL_ERR_UNSUPPORTED;
-    }
+static ddl_status shm_native_queue(shm_set *set, const ddl_native_call *call, void **out_op) {
     shm_op *op = shm_op_new(set);
     if (op == NULL) {
         return DDL_ERR_NOMEM;
     }
-    size_t fresh = offsetof(ddl_native_call, bytes); /* the core keeps the rest from call to call */
-    shm_copy_words(&op->call, call, fresh);
-    memcpy((uint8_t *)&op->call + fresh, (const uint8_t *)call + fresh, sizeof op->call - fresh);
-    op->given = shm_given_bytes(set, op);
+    shm_call_copy(&op->call, call);
+    op->given = shm_given_bytes(set, &op->call);
     op->step = NULL;
     op->next = NULL;
     op->differs = -1;
@@ -176,6 +177,20 @@ static ddl_status shm_native_start(void *self, void *set_, const ddl_native_call
     }
     *out_op = op;
     return DDL_OK;
+}
+
+static ddl_status shm_native_start(void *self, void *set_, const ddl_native_call *call, void **out_op) {
+    shm_set *set = set_;
+    (void)self;
+    if (call->kind < DDL_BARRIER || call->kind > DDL_EXSCAN || set->cancelled) {
+        return DDL_ERR_UNSUPPORTED;
+    }
+    bool says = call->size >= offsetof(ddl_native_call, at_once) + sizeof call->at_once; /* an older program's is smaller */
+    if (says && call->at_once && set->head == NULL && set->found && shm_small_now(set, call)) {
+        *out_op = NULL;
+        return DDL_OK;
+    }
+    return shm_native_queue(set, call, out_op);
 }
 
 static ddl_status shm_native_test(void *self, void *set_, void *op_, int32_t looks, int32_t *out_rank) {

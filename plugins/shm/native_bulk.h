@@ -104,7 +104,7 @@ static int shm_bulk_end(shm_set *set, const shm_op *op) {
 static uint64_t shm_whole_aim(const shm_set *set, const shm_op *op) {
     bool crowded = set->t->crowded;
     uint64_t aim = crowded ? op->call.bytes : op->call.bytes / 4, most = crowded ? SHM_CHUNK_CROWDED : SHM_CHUNK_MOST;
-    if (shm_kind_of(op)->parts) {
+    if (shm_kind_of(&op->call)->parts) {
         uint64_t part = (crowded ? SHM_CHUNK_CROWDED : SHM_PARTS_MOST) / (uint64_t)set->count;
         most = part < most ? part : most;
     }
@@ -114,7 +114,7 @@ static uint64_t shm_whole_aim(const shm_set *set, const shm_op *op) {
 
 /* Does a result pass the caches by? What is reduced does not: its lines were read just now. */
 static bool shm_is_far(const shm_set *set, const shm_op *op) {
-    const shm_kind *k = shm_kind_of(op);
+    const shm_kind *k = shm_kind_of(&op->call);
     return (k->takes == SHM_EACH && op->call.bytes * (uint64_t)set->count >= SHM_FAR_BYTES) ||
            (k->takes == SHM_FROM_THE_ROOT && op->call.bytes >= SHM_FAR_BYTES);
 }
@@ -122,7 +122,7 @@ static bool shm_is_far(const shm_set *set, const shm_op *op) {
 /* Bytes of the ring that an operation uses. An all_to_all moves each byte once only, from one place to another: where
  * ranks share cores, and their tensors alone about fill the caches, it leaves most of its ring untouched. */
 static uint64_t shm_lap(const shm_set *set, const shm_op *op) {
-    const shm_kind *k = shm_kind_of(op);
+    const shm_kind *k = shm_kind_of(&op->call);
     uint64_t ranks = (uint64_t)set->count, all = op->given * ranks;
     bool tight = set->t->crowded && k->parts && k->takes == SHM_EACH && all >= SHM_TIGHT_LEAST && all < SHM_TIGHT_MOST;
     bool fits = SHM_TIGHT_LAP < set->ring_bytes && SHM_TIGHT_LAP / 2 / ranks >= SHM_TIGHT_PART;
@@ -132,13 +132,13 @@ static uint64_t shm_lap(const shm_set *set, const shm_op *op) {
 /* shm_get of a far result. */
 static void shm_get_far(const shm_set *set, const shm_op *op, const uint8_t *const *pieces, uint64_t from, uint64_t at,
                         uint64_t bytes) {
-    bool each = shm_kind_of(op)->takes == SHM_EACH;
+    bool each = shm_kind_of(&op->call)->takes == SHM_EACH;
     int32_t lo, hi;
-    shm_needed(set, op, &lo, &hi);
+    shm_needed(set, &op->call, &lo, &hi);
     for (int32_t k = 0; k < hi - lo; k++) {
         int32_t j = each ? (set->rank + k) % set->count : lo; /* not all at one */
         uint8_t *dst = (uint8_t *)op->call.out + (each ? (uint64_t)j * op->call.bytes : 0) + at;
-        const uint8_t *src = j == set->rank ? shm_own_part(set, op, at) : pieces[j] + from;
+        const uint8_t *src = j == set->rank ? shm_own_part(set, &op->call, at) : pieces[j] + from;
         if (dst != src) {
             shm_copy_past(dst, src, bytes);
         }
@@ -149,12 +149,12 @@ static void shm_get_far(const shm_set *set, const shm_op *op, const uint8_t *con
 static void shm_take_bytes(const shm_set *set, const shm_op *op, const uint8_t *const *pieces, uint64_t from,
                            uint64_t part_bytes, uint64_t at, uint64_t bytes) {
     int32_t lo, hi;
-    shm_needed(set, op, &lo, &hi);
+    shm_needed(set, &op->call, &lo, &hi);
     if (hi > lo && shm_is_far(set, op)) {
-        uint64_t part = shm_kind_of(op)->parts ? (uint64_t)set->rank * part_bytes : 0;
+        uint64_t part = shm_kind_of(&op->call)->parts ? (uint64_t)set->rank * part_bytes : 0;
         shm_get_far(set, op, pieces, from + part, at, bytes);
     } else {
-        shm_get(set, op, pieces, from, part_bytes, at, bytes);
+        shm_get(set, &op->call, pieces, from, part_bytes, at, bytes);
     }
 }
 
@@ -167,7 +167,7 @@ static bool shm_post_chunk(shm_set *set, shm_op *op) {
         return false;
     }
     uint64_t end = walk->position + op->stride;
-    shm_give(set, op, shm_own_piece(set) + shm_ring_at(set, walk->position), walk->at, shm_chunk_at(op, walk->at, span));
+    shm_give(set, &op->call, shm_own_piece(set) + shm_ring_at(set, walk->position), walk->at, shm_chunk_at(op, walk->at, span));
     shm_walk_on(set, op, walk, span);
     shm_count_to(&set->own->posted, end);
     return true;
@@ -178,7 +178,7 @@ static bool shm_get_chunk(shm_set *set, shm_op *op) {
     shm_walk *walk = &op->take;
     uint64_t span = op->call.bytes, end = walk->position + op->stride;
     int32_t lo, hi;
-    shm_needed(set, op, &lo, &hi);
+    shm_needed(set, &op->call, &lo, &hi);
     if (walk->at == span || walk->at >= op->post.at ||
         !shm_all_counted(set, offsetof(shm_face, posted), lo, hi, end)) {
         return false;
@@ -205,12 +205,12 @@ static int shm_whole_step(shm_set *set, shm_op *op) {
 /* A rank that gives nothing has posted, one that takes nothing has taken, all of it. */
 static void shm_whole_begin(shm_set *set, shm_op *op) {
     int32_t lo, hi;
-    shm_needed(set, op, &lo, &hi);
-    if (!shm_gives(set, op)) {
+    shm_needed(set, &op->call, &lo, &hi);
+    if (!shm_gives(set, &op->call)) {
         op->post.at = op->call.bytes;
     }
     if (hi <= lo) {
-        shm_get(set, op, set->pieces, 0, 0, 0, op->call.bytes); /* its own part at most */
+        shm_get(set, &op->call, set->pieces, 0, 0, 0, op->call.bytes); /* its own part at most */
         op->take.at = op->call.bytes;
         op->take.position = op->end;
         shm_publish(set, &set->own->taken, op->end);

@@ -47,7 +47,7 @@ static bool shm_has_out(const shm_op *op, int32_t j) {
 }
 
 static bool shm_rank_gives(const shm_op *op, int32_t j) {
-    const shm_kind *k = shm_kind_of(op);
+    const shm_kind *k = shm_kind_of(&op->call);
     return k->gives == SHM_EVERYBODY ? op->call.kind != DDL_GATHER || op->call.root != j
                                      : k->gives == SHM_THE_ROOT && op->call.root == j;
 }
@@ -185,16 +185,16 @@ static void shm_read_begin(shm_set *set, shm_op *op) {
     for (int32_t j = 0; j < set->count; j++) {
         set->views[j] = set->peers[j].in;
     }
-    shm_needed(set, op, &lo, &hi);
+    shm_needed(set, &op->call, &lo, &hi);
     uint64_t unit = shm_unit(op, SHM_READ_BLOCK);
     op->chunk = unit > SHM_READ_BLOCK ? unit : SHM_READ_BLOCK / unit * unit;
-    if (shm_kind_of(op)->takes == SHM_REDUCED) {
+    if (shm_kind_of(&op->call)->takes == SHM_REDUCED) {
         op->chunk = op->chunk / 4 / unit > 0 ? op->chunk / 4 / unit * unit : unit;
     }
     op->take.at = 0;
     op->end = set->position + SHM_PAIR; /* one turn of the counters */
     op->step = shm_read_step;
-    if (hi <= lo && shm_kind_of(op)->takes != SHM_FROM_THE_ROOT) {
+    if (hi <= lo && shm_kind_of(&op->call)->takes != SHM_FROM_THE_ROOT) {
         op->take.at = op->call.bytes;
         shm_publish(set, &set->own->taken, op->end);
     }

@@ -101,6 +101,7 @@ typedef struct shm_set {
     bool found;           /* the pieces of all */
     bool cancelled, left;
     bool distant;         /* those who read what this rank writes: distance.h */
+    uint64_t small_most; /* bytes that a rank gives in an operation by slots */
     uint64_t ring_bytes;
     uint64_t floor;    /* every rank has ended all operations up to this one */
     uint64_t position; /* of the ring, where the next large operation begins */
@@ -138,14 +139,15 @@ static inline void shm_wake_others(shm_set *set) {
 #ifndef SHM_TSAN
     shm_waker_fence(set->t);
 #endif
-    for (int32_t j = 0; j < set->count; j++) {
+    const shm_member *own = &set->peers[set->rank], *end = set->peers + set->count;
+    for (const shm_member *peer = set->peers; peer < end; peer++) {
 #ifndef SHM_TSAN
-        if (atomic_load_explicit(set->peers[j].sleeping, memory_order_relaxed) == 0) { /* ordered by the fence */
+        if (atomic_load_explicit(peer->sleeping, memory_order_relaxed) == 0) { /* ordered by the fence */
             continue;
         }
 #endif
-        if (j != set->rank) {
-            shm_wake(set->t, set->peers[j].local);
+        if (peer != own) {
+            shm_wake(set->t, peer->local);
         }
     }
 }
@@ -337,6 +339,8 @@ static shm_set *shm_set_make(shm *t, uint64_t group, const int32_t *ranks, int32
     set->rank = rank;
     set->tail = &set->head;
     set->unseen = UINT64_MAX;
+    /* From three ranks with a core each on, as much as half a slot; see shm_splits. */
+    set->small_most = count > 2 && !t->crowded ? SHM_SLOT_BYTES / 2 : SHM_SLOT_BYTES;
     set->ring_bytes = (shm_piece_bytes(t) - SHM_RING_AT) / SHM_PAIR * SHM_PAIR;
     set->sources = shm_zalloc(t, (size_t)count * sizeof *set->sources);
     set->pieces = shm_zalloc(t, (size_t)count * sizeof *set->pieces);

@@ -36,66 +36,58 @@ static const shm_kind shm_kinds[DDL_EXSCAN + 1] = {
     [DDL_EXSCAN] = {0, SHM_EVERYBODY, SHM_BELOW_SELF, SHM_REDUCED},
 };
 
-static inline const shm_kind *shm_kind_of(const shm_op *op) { return &shm_kinds[op->call.kind]; }
+static inline const shm_kind *shm_kind_of(const ddl_native_call *call) { return &shm_kinds[call->kind]; }
 
 /* The ranks [*lo, *hi) from which this one takes. */
-static inline void shm_needed(const shm_set *set, const shm_op *op, int32_t *lo, int32_t *hi) {
-    int32_t root = op->call.root;
+static inline void shm_needed(const shm_set *set, const ddl_native_call *call, int32_t *lo, int32_t *hi) {
+    uint8_t needs = shm_kind_of(call)->needs;
+    int32_t root = call->root;
     bool is_root = root == set->rank;
-    *lo = 0;
-    *hi = set->count;
-    switch (shm_kind_of(op)->needs) {
-    case SHM_FROM_ROOT:
-        *lo = root;
+    *lo = needs == SHM_FROM_ROOT ? root : 0;
+    if (needs == SHM_ALL) {
+        *hi = set->count;
+    } else if (needs == SHM_FROM_ROOT) {
         *hi = is_root ? root : root + 1;
-        break;
-    case SHM_TO_ROOT:
-        *hi = is_root ? *hi : 0;
-        break;
-    case SHM_UP_TO_SELF:
-        *hi = set->rank + 1;
-        break;
-    case SHM_BELOW_SELF:
-        *hi = set->rank;
-        break;
-    default:
-        break;
+    } else if (needs == SHM_TO_ROOT) {
+        *hi = is_root ? set->count : 0;
+    } else {
+        *hi = needs == SHM_UP_TO_SELF ? set->rank + 1 : set->rank;
     }
 }
 
 /* Does this rank give something that another takes? */
-static inline bool shm_gives(const shm_set *set, const shm_op *op) {
-    const shm_kind *k = shm_kind_of(op);
-    bool is_root = op->call.root == set->rank;
+static inline bool shm_gives(const shm_set *set, const ddl_native_call *call) {
+    const shm_kind *k = shm_kind_of(call);
+    bool is_root = call->root == set->rank;
     return k->gives == SHM_EVERYBODY ? k->needs != SHM_TO_ROOT || !is_root : k->gives == SHM_THE_ROOT && is_root;
 }
 
 /* Bytes that a rank gives in all. */
-static inline uint64_t shm_given_bytes(const shm_set *set, const shm_op *op) {
-    const shm_kind *k = shm_kind_of(op);
-    return k->gives == SHM_NOBODY ? 0 : k->parts ? op->call.bytes * (uint64_t)set->count : op->call.bytes;
+static inline uint64_t shm_given_bytes(const shm_set *set, const ddl_native_call *call) {
+    const shm_kind *k = shm_kind_of(call);
+    return k->gives == SHM_NOBODY ? 0 : k->parts ? call->bytes * (uint64_t)set->count : call->bytes;
 }
 
 /* ---- giving and taking, anywhere ---- */
 
 /* Copies bytes [at, at + bytes) of what this rank gives, of each part where it has parts, to where others take it. */
-static inline void shm_give(const shm_set *set, const shm_op *op, uint8_t *to, uint64_t at, uint64_t bytes) {
-    const uint8_t *in = op->call.in;
-    if (!shm_kind_of(op)->parts) {
+static inline void shm_give(const shm_set *set, const ddl_native_call *call, uint8_t *to, uint64_t at, uint64_t bytes) {
+    const uint8_t *in = call->in;
+    if (!shm_kind_of(call)->parts) {
         shm_copy_for(to, in + at, bytes, set->distant);
         return;
     }
     for (int32_t j = 0; j < set->count; j++) {
         if (j != set->rank) {
-            shm_copy_for(to + (uint64_t)j * bytes, in + (uint64_t)j * op->call.bytes + at, bytes, set->distant);
+            shm_copy_for(to + (uint64_t)j * bytes, in + (uint64_t)j * call->bytes + at, bytes, set->distant);
         }
     }
 }
 
 /* Where this rank's own contribution to itself stands. */
-static inline const uint8_t *shm_own_part(const shm_set *set, const shm_op *op, uint64_t at) {
-    uint64_t part = shm_kind_of(op)->parts ? (uint64_t)set->rank * op->call.bytes : 0;
-    return (const uint8_t *)op->call.in + part + at;
+static inline const uint8_t *shm_own_part(const shm_set *set, const ddl_native_call *call, uint64_t at) {
+    uint64_t part = shm_kind_of(call)->parts ? (uint64_t)set->rank * call->bytes : 0;
+    return (const uint8_t *)call->in + part + at;
 }
 
 static inline void shm_copy_bytes(void *to, const void *from, uint64_t bytes) {
@@ -105,44 +97,44 @@ static inline void shm_copy_bytes(void *to, const void *from, uint64_t bytes) {
 }
 
 /* dst = what ranks [0, hi) give, in rank order: the same bits on every rank. Theirs begins at sources[j] + from. */
-static inline void shm_get_reduced(const shm_set *set, const shm_op *op, const uint8_t *const *pieces, uint64_t from,
+static inline void shm_get_reduced(const shm_set *set, const ddl_native_call *call, const uint8_t *const *pieces, uint64_t from,
                                     int32_t hi, uint64_t at, uint64_t bytes) {
-    uint8_t *dst = (uint8_t *)op->call.out + at;
+    uint8_t *dst = (uint8_t *)call->out + at;
     for (int32_t j = 0; j < hi; j++) {
-        set->sources[j] = j == set->rank ? shm_own_part(set, op, at) : pieces[j] + from;
+        set->sources[j] = j == set->rank ? shm_own_part(set, call, at) : pieces[j] + from;
     }
     if (hi > 1) {
-        op->call.reduce(op->call.reduce_arg, dst, set->sources, hi, bytes);
+        call->reduce(call->reduce_arg, dst, set->sources, hi, bytes);
     } else {
         shm_copy_bytes(dst, set->sources[0], bytes);
     }
 }
 
-static inline void shm_get_each(const shm_set *set, const shm_op *op, const uint8_t *const *pieces, uint64_t from,
+static inline void shm_get_each(const shm_set *set, const ddl_native_call *call, const uint8_t *const *pieces, uint64_t from,
                                  uint64_t at, uint64_t bytes) {
     for (int32_t k = 0; k < set->count; k++) {
         int32_t j = set->rank + k < set->count ? set->rank + k : set->rank + k - set->count; /* not all at one */
-        uint8_t *dst = (uint8_t *)op->call.out + (uint64_t)j * op->call.bytes + at;
-        shm_copy_bytes(dst, j == set->rank ? shm_own_part(set, op, at) : pieces[j] + from, bytes);
+        uint8_t *dst = (uint8_t *)call->out + (uint64_t)j * call->bytes + at;
+        shm_copy_bytes(dst, j == set->rank ? shm_own_part(set, call, at) : pieces[j] + from, bytes);
     }
 }
 
 /* Takes bytes [at, at + bytes) of the result. What rank j gave of them stands at pieces[j] + from; where that has
  * parts, they are part_bytes apart. */
-static inline void shm_get(const shm_set *set, const shm_op *op, const uint8_t *const *pieces, uint64_t from,
+static inline void shm_get(const shm_set *set, const ddl_native_call *call, const uint8_t *const *pieces, uint64_t from,
                             uint64_t part_bytes, uint64_t at, uint64_t bytes) {
-    const shm_kind *k = shm_kind_of(op);
+    const shm_kind *k = shm_kind_of(call);
     int32_t lo, hi;
-    shm_needed(set, op, &lo, &hi);
+    shm_needed(set, call, &lo, &hi);
     from += k->parts ? (uint64_t)set->rank * part_bytes : 0;
     if (k->takes == SHM_REDUCED && hi > 0) {
-        shm_get_reduced(set, op, pieces, from, hi, at, bytes);
+        shm_get_reduced(set, call, pieces, from, hi, at, bytes);
     } else if (k->takes == SHM_EACH && hi > 0) {
-        shm_get_each(set, op, pieces, from, at, bytes);
+        shm_get_each(set, call, pieces, from, at, bytes);
     } else if (k->takes == SHM_FROM_THE_ROOT && hi > lo) {
-        shm_memcpy((uint8_t *)op->call.out + at, pieces[lo] + from, bytes);
+        shm_memcpy((uint8_t *)call->out + at, pieces[lo] + from, bytes);
     } else if (k->takes == SHM_FROM_THE_ROOT && k->parts) {
-        shm_copy_bytes((uint8_t *)op->call.out + at, shm_own_part(set, op, at), bytes);
+        shm_copy_bytes((uint8_t *)call->out + at, shm_own_part(set, call, at), bytes);
     }
 }
 
@@ -159,8 +151,8 @@ static inline bool shm_fills_pair(uint64_t bytes) {
 /* May this rank write the line of an operation, and the slot when it needs one: has everybody ended the operation that
  * they served? Usually known from the arrivals of later operations; else the ranks' own words are read, and all that they
  * say is kept: who reads them for each operation waits for their lines each time (broadcast of 512 B: 0.95 of the time; EPYC). */
-static inline bool shm_line_free(shm_set *set, const shm_op *op) {
-    uint64_t sequence = op->call.sequence, ahead = shm_in_line(op->given) ? SHM_LINES : SHM_SLOTS;
+static inline bool shm_line_free(shm_set *set, uint64_t sequence, uint64_t given) {
+    uint64_t ahead = shm_in_line(given) ? SHM_LINES : SHM_SLOTS;
     if (sequence > set->floor + ahead) {
         uint64_t need = sequence - ahead, least = shm_least_count(set, offsetof(shm_face, ended), need, sequence - 1);
         set->floor = least >= need ? least : set->floor;
@@ -168,62 +160,78 @@ static inline bool shm_line_free(shm_set *set, const shm_op *op) {
     return sequence <= set->floor + ahead;
 }
 
-/* The data of the arrival must have been written. Next comes the next line: it is made ours while the others work. */
-static inline void shm_arrive(shm_set *set, const shm_op *op, uint64_t slot_bytes) {
-    uint64_t sequence = op->call.sequence;
-    shm_line *line = &set->own->lines[sequence % SHM_LINES];
-    const uint8_t *slot = set->own->slots[(sequence + 1) % SHM_SLOTS];
-    if (op->given >= SHM_DISTANT_LEAST) {
+/* The data of the arrival must have been written. */
+static inline void shm_arrive(shm_set *set, const ddl_native_call *call, uint64_t given) {
+    shm_line *line = &set->own->lines[call->sequence % SHM_LINES];
+    if (given >= SHM_DISTANT_LEAST) {
         shm_sound(set->t);
     }
-    line->signature = op->call.signature;
+    line->signature = call->signature;
     if (set->t->crowded) {
         atomic_store_explicit(&line->core, sched_getcpu(), memory_order_relaxed);
     }
-    atomic_store_explicit(&line->sequence, sequence, memory_order_release); /* with signature and data */
-    shm_wake_others(set);
-    const shm_line *next = &set->own->lines[(sequence + 1) % SHM_LINES];
+    atomic_store_explicit(&line->sequence, call->sequence, memory_order_release); /* with signature and data */
+}
+
+/* What comes next is made ours while the others work: the next line, and its slot after an operation that used one. */
+static inline void shm_own_next(const shm_set *set, const ddl_native_call *call, uint64_t given, uint64_t slot_bytes) {
+    uint64_t sequence = call->sequence + 1;
+    const shm_line *next = &set->own->lines[sequence % SHM_LINES];
     shm_prefetch_write(next);
-    if (shm_fills_pair(op->given)) {
+    if (shm_fills_pair(given)) {
         shm_prefetch_write((const uint8_t *)next + SHM_LINE);
     }
-    bool past = set->distant && op->call.bytes >= SHM_DISTANT_LEAST; /* the caches: see shm_give */
+    bool past = set->distant && call->bytes >= SHM_DISTANT_LEAST; /* the caches: see shm_give */
     for (uint64_t i = 0; i < slot_bytes && !past; i += SHM_LINE) {
-        shm_prefetch_write(slot + i);
+        shm_prefetch_write(set->own->slots[sequence % SHM_SLOTS] + i);
     }
+}
+
+static inline const shm_line *shm_line_of(const shm_set *set, int32_t j, uint64_t sequence) {
+    uint64_t at = offsetof(shm_face, lines) + sequence % SHM_LINES * sizeof(shm_line);
+    return (const shm_line *)(const void *)(set->pieces[j] + at);
 }
 
 /* Asks for the lines of the ranks that are awaited, so that they travel while the core does what follows a start. */
 static inline void shm_ask_for_arrivals(const shm_set *set, const shm_op *op) {
-    if (set->t->crowded) { /* most of them were written on this core */
-        return;
+    uint64_t sequence = op->call.sequence;
+    int32_t until = set->t->crowded ? 0 : op->until; /* most of them were written on this core */
+    for (int32_t j = op->awaited; j < until; j++) {
+        __builtin_prefetch(shm_line_of(set, j, sequence));
     }
-    for (int32_t j = op->awaited; j < op->until; j++) {
-        if (j != set->rank) {
-            __builtin_prefetch(&shm_face_of(set, j)->lines[op->call.sequence % SHM_LINES]);
+}
+
+/* The first of ranks [lo, hi) but for this one that has not come with this call, or hi. *out_differs: it came with another. */
+static inline int32_t shm_first_missing(const shm_set *set, const ddl_native_call *call, uint64_t given, int32_t lo, int32_t hi,
+                                        bool *out_differs) {
+    uint64_t sequence = call->sequence, signature = call->signature;
+    bool pair = shm_fills_pair(given);
+    *out_differs = false;
+    for (; lo < hi; lo++) {
+        const shm_line *line = shm_line_of(set, lo, sequence);
+        if (lo == set->rank) {
+            continue;
+        }
+        if (atomic_load_explicit(&line->sequence, memory_order_acquire) != sequence) { /* its data comes with it */
+            break;
+        }
+        if (pair) {
+            __builtin_prefetch((const uint8_t *)line + SHM_LINE);
+        }
+        if (line->signature != signature) {
+            *out_differs = true;
+            break;
         }
     }
+    return lo;
 }
 
 /* Have ranks awaited .. until - 1 come? A rank that came with another call stops the operation here. */
 static inline bool shm_arrived(shm_set *set, shm_op *op) {
-    for (; op->awaited < op->until; op->awaited++) {
-        const shm_line *line = &shm_face_of(set, op->awaited)->lines[op->call.sequence % SHM_LINES];
-        if (op->awaited == set->rank) {
-            continue;
-        }
-        if (atomic_load_explicit(&line->sequence, memory_order_acquire) != op->call.sequence) { /* its data comes with it */
-            return false;
-        }
-        if (shm_fills_pair(op->given)) {
-            __builtin_prefetch((const uint8_t *)line + SHM_LINE);
-        }
-        if (line->signature != op->call.signature) {
-            op->differs = op->awaited;
-            return false;
-        }
-    }
-    return true;
+    bool differs;
+    op->awaited = shm_first_missing(set, &op->call, op->given, op->awaited, op->until, &differs);
+    op->differs = differs ? op->awaited : op->differs;
+    return op->awaited == op->until;
 }
 
 /* Are half of all others, or more, on distant cores? Ranks that share cores change them all the time: there a quarter does. */
@@ -236,14 +244,14 @@ static void shm_tell_distant(shm_set *set) {
 }
 
 /* Ranks [lo, hi) have just arrived: how far is one of them, another in each operation, and no two ranks ask for the same? */
-static void shm_look_around(shm_set *set, const shm_op *op, int32_t lo, int32_t hi) {
+static void shm_look_around(shm_set *set, uint64_t sequence, uint64_t given, int32_t lo, int32_t hi) {
     int32_t others = set->count - 1;
-    if (others == 0 || op->given < SHM_DISTANT_LEAST) {
+    if (others == 0 || given < SHM_DISTANT_LEAST) {
         return;
     }
-    int32_t one = (set->rank + 1 + (int32_t)(op->call.sequence % (uint64_t)others)) % set->count;
+    int32_t one = (set->rank + 1 + (int32_t)(sequence % (uint64_t)others)) % set->count;
     if (one >= lo && one < hi) {
-        shm_listen(set->t, set->peers[one].local, op->given, (uint32_t)others);
+        shm_listen(set->t, set->peers[one].local, given, (uint32_t)others);
     }
     shm_tell_distant(set);
 }
@@ -268,11 +276,11 @@ static bool shm_core_is_wanted(const shm_set *set, const shm_op *op) {
 }
 
 /* What the others may conclude from the end of an operation. Where all wait for all, the next arrival says it. */
-static inline void shm_tell_end(shm_set *set, const shm_op *op) {
-    if (shm_kind_of(op)->needs == SHM_ALL) {
-        set->floor = op->call.sequence - 1;
+static inline void shm_tell_end(shm_set *set, const ddl_native_call *call) {
+    if (shm_kind_of(call)->needs == SHM_ALL) {
+        set->floor = call->sequence - 1;
     } else {
-        shm_publish(set, &set->own->ended, op->call.sequence);
+        shm_publish(set, &set->own->ended, call->sequence);
     }
 }
 
@@ -285,29 +293,60 @@ static inline uint64_t shm_slot_at(uint64_t sequence, uint64_t bytes) {
                : offsetof(shm_face, slots) + sequence % SHM_SLOTS * SHM_SLOT_BYTES;
 }
 
+/* From ranks [lo, hi), who have come. */
+static inline void shm_small_take(shm_set *set, const ddl_native_call *call, uint64_t given, int32_t lo, int32_t hi) {
+    shm_get(set, call, set->pieces, shm_slot_at(call->sequence, given), call->bytes, 0, call->bytes);
+    if (given >= SHM_DISTANT_LEAST) {
+        shm_look_around(set, call->sequence, given, lo, hi); /* for those that follow */
+    }
+    shm_tell_end(set, call);
+}
+
 static int shm_small_step(shm_set *set, shm_op *op) {
+    int32_t lo, hi;
     if (!shm_arrived(set, op)) {
         return SHM_STUCK;
     }
-    uint64_t at = shm_slot_at(op->call.sequence, op->given);
-    shm_get(set, op, set->pieces, at, op->call.bytes, 0, op->call.bytes);
-    if (op->given >= SHM_DISTANT_LEAST) {
-        int32_t lo, hi;
-        shm_needed(set, op, &lo, &hi);
-        shm_look_around(set, op, lo, hi); /* for those that follow */
-    }
-    shm_tell_end(set, op);
+    shm_needed(set, &op->call, &lo, &hi);
+    shm_small_take(set, &op->call, op->given, lo, hi);
     return SHM_ENDED;
 }
 
 static inline void shm_small_begin(shm_set *set, shm_op *op) {
-    if (shm_gives(set, op)) {
-        shm_give(set, op, shm_own_piece(set) + shm_slot_at(op->call.sequence, op->given), 0, op->call.bytes);
+    if (shm_gives(set, &op->call)) {
+        shm_give(set, &op->call, shm_own_piece(set) + shm_slot_at(op->call.sequence, op->given), 0, op->call.bytes);
     }
-    shm_needed(set, op, &op->awaited, &op->until);
+    shm_arrive(set, &op->call, op->given);
+    shm_needed(set, &op->call, &op->awaited, &op->until);
     op->step = shm_small_step;
-    shm_arrive(set, op, shm_in_line(op->given) ? 0 : op->given);
+    shm_wake_others(set);
+    shm_own_next(set, &op->call, op->given, shm_in_line(op->given) ? 0 : op->given);
     shm_ask_for_arrivals(set, op);
+}
+
+/* The whole of an operation to or from a root, before which nothing is queued, for a rank that need not wait: it only gives,
+ * or all have given. False: it must wait, nothing has been done, and it is begun like any other. */
+static inline bool shm_small_now(shm_set *set, const ddl_native_call *call) {
+    shm_kind k = shm_kinds[call->kind];
+    bool is_root = call->root == set->rank, rooted = k.needs == SHM_FROM_ROOT || k.needs == SHM_TO_ROOT, differs;
+    uint64_t bytes = call->bytes;
+    if (!rooted || k.parts || bytes > set->small_most || !shm_line_free(set, call->sequence, bytes)) {
+        return false;
+    }
+    if (is_root == (k.needs == SHM_FROM_ROOT)) {
+        shm_copy_for(shm_own_piece(set) + shm_slot_at(call->sequence, bytes), call->in, bytes, set->distant);
+        shm_arrive(set, call, bytes);
+        shm_tell_end(set, call);
+    } else {
+        int32_t lo = is_root ? 0 : call->root, hi = is_root ? set->count : lo + 1;
+        if (shm_first_missing(set, call, bytes, lo, hi, &differs) < hi) {
+            return false;
+        }
+        shm_arrive(set, call, bytes);
+        shm_small_take(set, call, bytes, lo, hi);
+    }
+    shm_own_next(set, call, bytes, shm_in_line(bytes) ? 0 : bytes);
+    return true;
 }
 
 #endif /* SHM_NATIVE_SMALL_H */

@@ -527,7 +527,8 @@ static void ddl__op_launch(ddl_context *c, ddl_group *g, ddl__op *op) {
         memset(op->answers, 0, (size_t)g->size * sizeof *op->answers);
     }
     if (DDL__CHECKS) {
-        ddl__record_start(g, &op->call, op->cached->plan.algorithm, ddl__now_ns());
+        ddl__flight like = ddl__record_like(g, &op->call, op->cached->plan.algorithm);
+        ddl__record_start(g, &like, op->call.signature, ddl__now_ns());
     }
     ddl__flow_caught_up(c, g);
     uint32_t sequence = op->sequence;

@@ -22,7 +22,7 @@ typedef struct ddl__fast {
     ddl__call call;
     ddl__reduction reduction;
     ddl_native_call native;
-    const char *algorithm;
+    ddl__flight record;
 } ddl__fast;
 
 static bool ddl__same_shape(const ddl_tensor *a, const ddl_tensor *b) {
@@ -31,7 +31,7 @@ static bool ddl__same_shape(const ddl_tensor *a, const ddl_tensor *b) {
 
 /* Alike but for where they lie. */
 static inline bool ddl__same_view(const ddl_tensor *a, const ddl_tensor *b) {
-    return a->dtype == b->dtype && a->device == b->device && a->ndim == b->ndim &&
+    return memcmp(&a->dtype, &b->dtype, sizeof a->dtype + sizeof a->device) == 0 && a->ndim == b->ndim &&
            (a->ndim == 1 ? a->shape[0] == b->shape[0] && a->strides[0] == b->strides[0] : ddl__same_shape(a, b));
 }
 
@@ -109,7 +109,7 @@ static bool ddl__fast_learn(ddl_group *g, const ddl__asked *d, const char *what)
     call.call_hash = ddl__call_hash(&call, cached);
     *f = (ddl__fast){.settings_version = g->settings_version, .kind = d->kind, .op = d->op, .root = d->root,
                      .uses_in = ddl__uses_in(g, &call), .uses_out = ddl__uses_out(g, &call), .call = call,
-                     .algorithm = cached->plan.algorithm};
+                     .record = ddl__record_like(g, &call, cached->plan.algorithm)};
     f->in = d->in != NULL ? *d->in : f->in;
     f->out = d->out != NULL ? *d->out : f->out;
     f->native = (ddl_native_call){.size = sizeof f->native,
@@ -120,7 +120,8 @@ static bool ddl__fast_learn(ddl_group *g, const ddl__asked *d, const char *what)
                                   .out = call.kind == DDL_BROADCAST ? call.in.data
                                          : f->uses_out              ? call.out.data
                                                                     : NULL,
-                                  .bytes = (uint64_t)s->bytes};
+                                  .bytes = (uint64_t)s->bytes,
+                                  .at_once = 1};
     if (ddl__kind_reduces(call.kind)) {
         f->reduction = ddl__reduction_of(call.op, call.dtype, NULL);
         f->native.reduce = ddl__native_reduce;
@@ -129,7 +130,7 @@ static bool ddl__fast_learn(ddl_group *g, const ddl__asked *d, const char *what)
     g->fast = f;
     ddl__account_pending(g);
     g->pending.bytes = (uint64_t)ddl__call_elements(g, &call) * ddl_dtype_bytes(call.dtype);
-    g->pending.algorithm = f->algorithm;
+    g->pending.algorithm = f->record.algorithm;
     return true;
 }
 
@@ -172,12 +173,11 @@ static ddl_status ddl__fast_adopt(ddl_group *g, ddl__fast *f, ddl_status begun, 
     return status;
 }
 
-/* Waits a little; *out_end_ns is then about now. The lock is kept: nobody else knows of the operation yet. */
+/* Waits a little; *out_end_ns is then about now, unless it is over in one go: the clock costs more than it would tell. The
+ * lock is kept: nobody else knows of the operation yet. */
 static ddl_status ddl__fast_wait(ddl_group *g, void *native, uint64_t *out_end_ns, int32_t *out_last) {
     ddl_context *c = g->context;
     int32_t rank = -1;
-    *out_last = -1;
-    *out_end_ns = g->fast_ns; /* over in one go: the clock costs more than it would tell */
     for (int32_t round = 0;; round++) {
         ddl_status status = g->native.table->native_test(g->native.self, g->native.set, native, DDL__FAST_LOOKS, &rank);
         bool wanted = ddl__lock_is_wanted(c);
@@ -193,24 +193,25 @@ static ddl_status ddl__fast_wait(ddl_group *g, void *native, uint64_t *out_end_n
 /* What need not be known before the others see the arrival is done while their answer is on its way. */
 static ddl_status ddl__fast_run(ddl_group *g, ddl__fast *f, const char *what) {
     ddl_context *c = g->context;
+    ddl__flight *record = NULL;
     void *native = NULL;
-    uint64_t end_ns;
-    int32_t last;
     g->sequence++;
     g->signature = DDL__CHECKS ? ddl__mix(g->signature, f->call.call_hash) : 0;
     f->native.signature = f->call.signature = g->signature;
     f->native.sequence = ++g->native.sequence;
     ddl_status begun = g->native.table->native_start(g->native.self, g->native.set, &f->native, &native);
-    g->fast_ns = ddl__about_ns(c);
+    uint64_t end_ns = g->fast_ns = ddl__about_ns(c);
+    int32_t last = -1;
     if (DDL__CHECKS) {
-        ddl__record_start(g, &f->call, f->algorithm, g->fast_ns);
+        record = ddl__record_start(g, &f->record, g->signature, g->fast_ns);
     }
-    if (begun != DDL_OK || ddl__fast_wait(g, native, &end_ns, &last) != DDL_OK) {
+    bool over = begun == DDL_OK && native == NULL;
+    if (!over && (begun != DDL_OK || ddl__fast_wait(g, native, &end_ns, &last) != DDL_OK)) {
         return ddl__fast_adopt(g, f, begun, begun == DDL_OK ? native : NULL, what);
     }
     if (DDL__CHECKS) {
         last = ddl__native_rank(g, last);
-        ddl__record_end(g, g->sequence, DDL_OK, end_ns, last, true);
+        ddl__record_end(g, record, DDL_OK, end_ns, last, true);
         g->pending.runs++;
         g->pending.ns += end_ns - g->fast_ns;
         if (last >= 0) {

@@ -218,30 +218,35 @@ static ddl_status ddl__on_credit(ddl_context *c, int32_t peer, const ddl__frame 
 
 /* >>start and end */
 
+/* What stands in the records of a call however often it is called. */
+static ddl__flight ddl__record_like(const ddl_group *g, const ddl__call *call, const char *algorithm) {
+    return (ddl__flight){.root = call->root,
+                         .op = call->op,
+                         .kind = (uint8_t)call->kind,
+                         .dtype = (uint8_t)call->dtype,
+                         .status = DDL_IN_PROGRESS,
+                         .nature = call->nature,
+                         .tensors = call->tensors,
+                         .count = ddl__call_elements(g, call),
+                         .detail = call->detail,
+                         .call_hash = call->call_hash,
+                         .algorithm = algorithm};
+}
+
 /* The newest call of a group, which is about to begin. */
-static void ddl__record_start(ddl_group *g, const ddl__call *call, const char *algorithm, uint64_t now) {
+static inline ddl__flight *ddl__record_start(ddl_group *g, const ddl__flight *like, uint64_t signature, uint64_t now) {
     ddl__flight *r = &g->records[g->sequence % DDL__RECORDS];
-    r->order = ++g->context->called; /* member by member: a compiler may clear a whole one first, which takes longer */
+    *r = *like;
+    r->order = ++g->context->called;
     r->sequence = g->sequence;
-    r->root = call->root;
-    r->op = call->op;
-    r->kind = (uint8_t)call->kind;
-    r->dtype = (uint8_t)call->dtype;
-    r->status = DDL_IN_PROGRESS;
-    r->nature = call->nature;
-    r->tensors = call->tensors;
-    r->count = ddl__call_elements(g, call);
-    r->detail = call->detail;
-    r->call_hash = call->call_hash;
-    r->signature = call->signature;
+    r->signature = signature;
     r->start_ns = now;
-    r->end_ns = 0;
-    r->algorithm = algorithm;
+    return r;
 }
 
 /* For the timeline. last: the rank of the group whose part came last; -1: not known. The place in the ring is written
  * member by member: to clear the name, which an operation has not, would double what it takes. */
-static inline void ddl__record_trace(ddl_group *g, const ddl__flight *r, int32_t last, bool blocking) {
+static void ddl__record_trace(ddl_group *g, const ddl__flight *r, int32_t last, bool blocking) {
     ddl__trace *t = g->context->trace;
     ddl__trace_event *e = ddl__trace_next(t);
     e->start_ns = r->start_ns;
@@ -259,15 +264,12 @@ static inline void ddl__record_trace(ddl_group *g, const ddl__flight *r, int32_t
     t->ended_ns = r->end_ns;
 }
 
-static void ddl__record_end(ddl_group *g, uint32_t sequence, ddl_status status, uint64_t now, int32_t last,
-                            bool blocking) {
-    ddl__flight *record = ddl__record_of(g, sequence);
-    if (record != NULL) {
-        record->status = (int16_t)status;
-        record->end_ns = now;
-        if (g->context->trace != NULL) {
-            ddl__record_trace(g, record, last, blocking);
-        }
+static inline void ddl__record_end(ddl_group *g, ddl__flight *r, ddl_status status, uint64_t now, int32_t last,
+                                   bool blocking) {
+    r->status = (int16_t)status;
+    r->end_ns = now;
+    if (g->context->trace != NULL) {
+        ddl__record_trace(g, r, last, blocking);
     }
 }
 
@@ -282,8 +284,10 @@ static void ddl__op_retire(ddl_context *c, ddl__op *op, ddl_status status) {
     }
     if (DDL__CHECKS) {
         uint64_t now = ddl__now_ns();
-        const ddl__flight *record = ddl__record_of(g, op->sequence);
-        ddl__record_end(g, op->sequence, status, now, op->last_peer, false);
+        ddl__flight *record = ddl__record_of(g, op->sequence);
+        if (record != NULL) {
+            ddl__record_end(g, record, status, now, op->last_peer, false);
+        }
         if (status == DDL_OK && record != NULL) {
             ddl__account_op(c, op, record, now);
         }

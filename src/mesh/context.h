@@ -184,6 +184,7 @@ struct ddl_context {
 
     pthread_mutex_t lock; /* one lock; everything below is under it */
     pthread_cond_t changed;
+    atomic_bool locked_alone; /* instead of `lock`, by the only thread of the process: see ddl__lock */
     atomic_int lock_waiters; /* relaxed: only a hint to the thread that polls, to let others in */
     atomic_int lock_spins;   /* relaxed: looks at the lock before the kernel is asked; 0: threads share cores */
     int lock_passed;         /* the poller's: so many waiters did not take the lock when they could; 0: none */
@@ -330,7 +331,6 @@ static inline uint64_t ddl__about_ns(ddl_context *c) {
 
 /* >>lock */
 
-/* The only thread of its process locks without an atomic instruction; pthread_mutex_trylock has one always. */
 static inline bool ddl__only_thread(void) {
 #ifdef DDL__SINGLE_THREADED
     return __libc_single_threaded != 0;
@@ -350,29 +350,61 @@ static inline void ddl__relax(void) {
 
 #define DDL__LOCK_SPINS 1000 /* some 20 us: what a progress thread does with the lock at one time takes less, mostly */
 
-/* Mostly nobody else has it. A progress thread that has a core of its own gives it away soon, and sooner than the
- * kernel could wake this thread: it is looked for, for a while. */
-static inline void ddl__lock(ddl_context *c) {
-    if (ddl__only_thread()) {
-        pthread_mutex_lock(&c->lock);
-        return;
+/* A thread that was the only one may have locked before this one began. Acquire: what it did. */
+static inline bool ddl__trylock(ddl_context *c) {
+    if (pthread_mutex_trylock(&c->lock) != 0) {
+        return false;
     }
-    if (pthread_mutex_trylock(&c->lock) == 0) {
+    if (!atomic_load_explicit(&c->locked_alone, memory_order_acquire)) {
+        return true;
+    }
+    pthread_mutex_unlock(&c->lock);
+    return false;
+}
+
+static void ddl__lock_patiently(ddl_context *c) {
+    pthread_mutex_lock(&c->lock);
+    while (atomic_load_explicit(&c->locked_alone, memory_order_acquire)) { /* rare: threads are seldom begun in a call */
+        pthread_mutex_unlock(&c->lock);
+        sched_yield();
+        pthread_mutex_lock(&c->lock);
+    }
+}
+
+/* Mostly nobody else has it. A progress thread that has a core of its own gives it away soon, and sooner than the kernel
+ * could wake this thread: it is looked for, for a while. */
+static void ddl__lock_shared(ddl_context *c) {
+    if (ddl__trylock(c)) {
         return;
     }
     atomic_fetch_add_explicit(&c->lock_waiters, 1, memory_order_relaxed);
     int spins = atomic_load_explicit(&c->lock_spins, memory_order_relaxed);
-    while (spins > 0 && pthread_mutex_trylock(&c->lock) != 0) {
+    while (spins > 0 && !ddl__trylock(c)) {
         ddl__relax();
         spins--;
     }
     if (spins == 0) {
-        pthread_mutex_lock(&c->lock);
+        ddl__lock_patiently(c);
     }
     atomic_fetch_sub_explicit(&c->lock_waiters, 1, memory_order_relaxed);
 }
 
-static inline void ddl__unlock(ddl_context *c) { pthread_mutex_unlock(&c->lock); }
+/* The only thread of its process leaves a mark, a tenth of the instructions of a mutex; threads that begin later look for it. */
+static inline void ddl__lock(ddl_context *c) {
+    if (ddl__only_thread() && !atomic_load_explicit(&c->locked_alone, memory_order_relaxed)) {
+        atomic_store_explicit(&c->locked_alone, true, memory_order_relaxed);
+    } else {
+        ddl__lock_shared(c);
+    }
+}
+
+static inline void ddl__unlock(ddl_context *c) {
+    if (atomic_load_explicit(&c->locked_alone, memory_order_relaxed)) { /* by this thread: others wait until it is false */
+        atomic_store_explicit(&c->locked_alone, false, memory_order_release);
+    } else {
+        pthread_mutex_unlock(&c->lock);
+    }
+}
 
 /* Gives the lock away for a moment, within one call: the thread that polls may begin nothing long meanwhile. */
 static inline void ddl__unlock_shortly(ddl_context *c) {

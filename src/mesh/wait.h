@@ -185,7 +185,7 @@ static void ddl__lock_last(ddl_context *c) {
         if (waiters > 0 && waiters == c->lock_passed) {
             break;
         }
-        if (waiters == 0 && pthread_mutex_trylock(&c->lock) == 0) {
+        if (waiters == 0 && ddl__trylock(c)) {
             if (atomic_load_explicit(&c->lock_waiters, memory_order_relaxed) == 0) { /* nor since the look before */
                 c->lock_passed = 0;
                 return;
@@ -250,6 +250,10 @@ static void ddl__wait_changed(ddl_context *c, uint64_t deadline) {
     uint64_t until = DDL__MIN(deadline, ddl__now_ns() + DDL__SLEEP_MS * DDL__NS_PER_MS);
     struct timespec at = {(time_t)(until / DDL__NS_PER_S), (long)(until % DDL__NS_PER_S)};
     c->cond_waiters++;
+    if (atomic_load_explicit(&c->locked_alone, memory_order_relaxed)) { /* other threads have begun meanwhile */
+        ddl__unlock(c);
+        ddl__lock_patiently(c);
+    }
     pthread_cond_timedwait(&c->changed, &c->lock, &at);
     c->cond_waiters--;
 }

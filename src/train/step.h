@@ -146,7 +146,7 @@ static bool ddl__weight_hand(ddl_trainer *t, ddl__weight *w) {
         ddl__lock(c);
         return false;
     }
-    if (pthread_mutex_trylock(&c->lock) == 0) {
+    if (ddl__trylock(c)) {
         return false;
     }
     int before = atomic_load_explicit(&t->handed, memory_order_relaxed);
