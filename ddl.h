@@ -14973,15 +14973,15 @@ static inline bool ddl__trylock(ddl_context *c) {
 
 static void ddl__lock_patiently(ddl_context *c) {
     pthread_mutex_lock(&c->lock);
-    while (atomic_load_explicit(&c->locked_alone, memory_order_acquire)) { /* rare: threads are seldom begun in a call */
+    while (atomic_load_explicit(&c->locked_alone, memory_order_acquire)) { /* rare: few threads begin in a call */
         pthread_mutex_unlock(&c->lock);
         sched_yield();
         pthread_mutex_lock(&c->lock);
     }
 }
 
-/* Mostly nobody else has it. A progress thread that has a core of its own gives it away soon, and sooner than the kernel
- * could wake this thread: it is looked for, for a while. */
+/* Mostly nobody else has it. A progress thread that has a core of its own gives it away soon, and sooner than the
+ * kernel could wake this thread: it is looked for, for a while. */
 static void ddl__lock_shared(ddl_context *c) {
     if (ddl__trylock(c)) {
         return;
@@ -14998,7 +14998,8 @@ static void ddl__lock_shared(ddl_context *c) {
     atomic_fetch_sub_explicit(&c->lock_waiters, 1, memory_order_relaxed);
 }
 
-/* The only thread of its process leaves a mark, a tenth of the instructions of a mutex; threads that begin later look for it. */
+/* The only thread of its process leaves a mark, a tenth of the instructions of a mutex; threads that begin later look
+ * for it. */
 static inline void ddl__lock(ddl_context *c) {
     if (ddl__only_thread() && !atomic_load_explicit(&c->locked_alone, memory_order_relaxed)) {
         atomic_store_explicit(&c->locked_alone, true, memory_order_relaxed);
@@ -15008,7 +15009,7 @@ static inline void ddl__lock(ddl_context *c) {
 }
 
 static inline void ddl__unlock(ddl_context *c) {
-    if (atomic_load_explicit(&c->locked_alone, memory_order_relaxed)) { /* by this thread: others wait until it is false */
+    if (atomic_load_explicit(&c->locked_alone, memory_order_relaxed)) { /* by this thread: others wait for its end */
         atomic_store_explicit(&c->locked_alone, false, memory_order_release);
     } else {
         pthread_mutex_unlock(&c->lock);
@@ -25731,8 +25732,8 @@ static ddl_status ddl__fast_adopt(ddl_group *g, ddl__fast *f, ddl_status begun, 
     return status;
 }
 
-/* Waits a little; *out_end_ns is then about now, unless it is over in one go: the clock costs more than it would tell. The
- * lock is kept: nobody else knows of the operation yet. */
+/* Waits a little; *out_end_ns is then about now, unless it is over in one go: the clock costs more than it would tell.
+ * The lock is kept: nobody else knows of the operation yet. */
 static ddl_status ddl__fast_wait(ddl_group *g, void *native, uint64_t *out_end_ns, int32_t *out_last) {
     ddl_context *c = g->context;
     int32_t rank = -1;

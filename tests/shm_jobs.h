@@ -252,4 +252,18 @@ static void finish(shm *t, void *set, job *j, unsigned *seed) {
     verify(j);
 }
 
+/* A word that all ranks see, and one sets. */
+static inline void wait_for(volatile int *word, int value) {
+    for (int i = 0; *word < value && i < 20000; i++) {
+        usleep(1000);
+    }
+    CHECK(*word >= value);
+}
+
+static inline void all_ranks(int32_t *ranks, int n) {
+    for (int r = 0; r < n; r++) {
+        ranks[r] = r;
+    }
+}
+
 #endif

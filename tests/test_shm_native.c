@@ -327,12 +327,6 @@ TEST(an_all_to_all_of_1_mib_keeps_to_the_start_of_its_ring) {
 
 /* ---- blocks of every size ---- */
 
-static void all_ranks(int32_t *ranks, int n) {
-    for (int r = 0; r < n; r++) {
-        ranks[r] = r;
-    }
-}
-
 typedef struct blocks {
     uint64_t element, most; /* most: bytes of the largest block that was reduced */
 } blocks;
@@ -517,13 +511,6 @@ static void fold_and_stop(void *arg, void *dst, const void *const *srcs, int32_t
         raise(SIGSTOP);
     }
     s->shared->late += s->shared->cancelled == 2;
-}
-
-static void wait_for(volatile int *word, int value) {
-    for (int i = 0; *word < value && i < 20000; i++) {
-        usleep(1000);
-    }
-    CHECK(*word >= value);
 }
 
 static void fill(uint8_t *p, uint64_t bytes, int value) { memset(p, value, bytes); }
@@ -774,164 +761,6 @@ TEST(what_the_others_have_ended_is_kept) {
     native_world w = {.fn = running_ahead, .arg = ranks_shared(64)};
     native_world_make(&w, 2);
     ranks_fork(2, native_fork_rank, &w, 60);
-    native_world_free(&w);
-}
-
-/* ---- operations that are over when they have been started ---- */
-
-enum { ROOT, LEAF };
-
-static void begin_one(shm *t, void *set, job *j, buffers *b, int kind, bool at_once) {
-    j->seq++;
-    j->kind = kind;
-    j->at_once = at_once;
-    place(j, b, (int)(j->seq % QUEUE));
-    start(t, set, j);
-}
-
-/* What the root, rank 0, and rank 1 are told depends on who must wait for whom, and never on chance: each goes on when the
- * other says so. */
-static void at_once_rank(shm *t, int rank, int n, void *arg) {
-    int32_t ranks[MOST_RANKS];
-    volatile int *turn = arg;
-    unsigned seed = 1;
-    void *set = NULL;
-    buffers b;
-    all_ranks(ranks, n);
-    buffers_make(&b, t, 1 << 16);
-    CHECK_EQ(shm_transport.native_open(t, 1, ranks, n, rank, &set), DDL_OK);
-    static const uint64_t bytes[] = {4, 64, 100, 104, 108, 4096, 8192};
-    job j = {.rank = rank, .n = n, .element = 4, .bytes = 64}, next;
-    begin_one(t, set, &j, &b, DDL_BARRIER, true); /* after it all pieces are found */
-    CHECK(j.op != NULL);
-    finish(t, set, &j, &seed);
-    int round = 0;
-    for (size_t i = 0; i < sizeof bytes / sizeof bytes[0]; i++, round += 4) {
-        j.bytes = bytes[i];
-        if (rank == ROOT) { /* the leaf finds it there */
-            begin_one(t, set, &j, &b, DDL_BROADCAST, true);
-            CHECK(j.op == NULL);
-            finish(t, set, &j, &seed);
-            *turn = round + 1;
-            wait_for(turn, round + 2); /* the root waits for the leaf's, which waits for nobody */
-            begin_one(t, set, &j, &b, DDL_REDUCE, true);
-            CHECK(j.op == NULL);
-            finish(t, set, &j, &seed);
-            begin_one(t, set, &j, &b, DDL_GATHER, true); /* and now the leaf has not come */
-            CHECK(j.op != NULL);
-            *turn = round + 3;
-            finish(t, set, &j, &seed);
-            begin_one(t, set, &j, &b, DDL_BROADCAST, false); /* nobody said that it may */
-            CHECK(j.op != NULL);
-            finish(t, set, &j, &seed);
-            wait_for(turn, round + 4);
-        } else {
-            wait_for(turn, round + 1);
-            begin_one(t, set, &j, &b, DDL_BROADCAST, true);
-            CHECK(j.op == NULL);
-            finish(t, set, &j, &seed);
-            begin_one(t, set, &j, &b, DDL_REDUCE, true);
-            CHECK(j.op == NULL);
-            finish(t, set, &j, &seed);
-            *turn = round + 2;
-            wait_for(turn, round + 3);
-            begin_one(t, set, &j, &b, DDL_GATHER, true);
-            CHECK(j.op == NULL);
-            finish(t, set, &j, &seed);
-            begin_one(t, set, &j, &b, DDL_BROADCAST, false);
-            CHECK(j.op != NULL);
-            finish(t, set, &j, &seed);
-            *turn = round + 4;
-        }
-    }
-    j.bytes = 64; /* behind what waits nothing is over: rank 1 comes to the barrier last */
-    wait_for(turn, rank == ROOT ? round : round + 1);
-    begin_one(t, set, &j, &b, DDL_BARRIER, true);
-    next = j;
-    begin_one(t, set, &next, &b, DDL_BROADCAST, true);
-    CHECK(rank != ROOT || (j.op != NULL && next.op != NULL));
-    *turn = round + 1;
-    finish(t, set, &j, &seed);
-    finish(t, set, &next, &seed);
-    shm_transport.native_close(t, set);
-    buffers_free(&b);
-}
-
-TEST(who_need_not_wait_is_told_so_at_once) {
-    native_world w = {.fn = at_once_rank, .arg = ranks_shared(64)};
-    native_world_make(&w, 2);
-    ranks_fork(2, native_fork_rank, &w, 60);
-    native_world_free(&w);
-}
-
-/* A root that has written all lines, or slots, is told to wait: what stands there has not been read. */
-static void far_ahead_rank(shm *t, int rank, int n, void *arg) {
-    int32_t ranks[MOST_RANKS];
-    volatile int *turn = arg;
-    unsigned seed = 1;
-    void *set = NULL;
-    buffers b;
-    all_ranks(ranks, n);
-    buffers_make(&b, t, 1 << 16);
-    CHECK_EQ(shm_transport.native_open(t, 1, ranks, n, rank, &set), DDL_OK);
-    job j = {.rank = rank, .n = n, .element = 4};
-    for (int slots = 0; slots < 2; slots++) {
-        uint64_t most = slots ? SHM_SLOTS : SHM_LINES;
-        begin_one(t, set, &j, &b, DDL_BARRIER, true);
-        finish(t, set, &j, &seed);
-        j.bytes = slots ? 4096 : 64;
-        if (rank != ROOT) {
-            wait_for(turn, slots + 1);
-        }
-        for (uint64_t k = 1; k <= most; k++) {
-            begin_one(t, set, &j, &b, DDL_BROADCAST, true);
-            CHECK(k == most ? rank != ROOT || j.op != NULL : j.op == NULL);
-            if (rank == ROOT && k == most) {
-                *turn = slots + 1;
-            }
-            finish(t, set, &j, &seed);
-        }
-        j.bytes = 0;
-    }
-    shm_transport.native_close(t, set);
-    buffers_free(&b);
-}
-
-TEST(who_is_far_ahead_waits) {
-    native_world w = {.fn = far_ahead_rank, .arg = ranks_shared(64)};
-    native_world_make(&w, 2);
-    ranks_fork(2, native_fork_rank, &w, 60);
-    native_world_free(&w);
-}
-
-/* The call of an older program ends before at_once: what lies behind it says nothing. */
-static void older_rank(shm *t, int rank, int n, void *arg) {
-    int32_t ranks[MOST_RANKS] = {0}, other = -1;
-    unsigned seed = 1;
-    void *set = NULL, *op = NULL;
-    uint64_t in = 7;
-    (void)arg;
-    CHECK_EQ(shm_transport.native_open(t, 1, ranks, n, rank, &set), DDL_OK);
-    ddl_native_call call = {.size = sizeof call, .kind = DDL_BARRIER, .sequence = 1};
-    CHECK_EQ(shm_transport.native_start(t, set, &call, &op), DDL_OK);
-    CHECK_EQ(test_until(t, set, op, &seed, &other), DDL_OK);
-    for (uint64_t seq = 2; seq <= 3; seq++) {
-        call = (ddl_native_call){.size = seq == 2 ? (uint32_t)offsetof(ddl_native_call, at_once) : (uint32_t)sizeof call,
-                                 .kind = DDL_BROADCAST, .sequence = seq, .in = &in, .out = &in, .bytes = sizeof in,
-                                 .at_once = 1};
-        CHECK_EQ(shm_transport.native_start(t, set, &call, &op), DDL_OK);
-        CHECK((op != NULL) == (seq == 2));
-        if (op != NULL) {
-            CHECK_EQ(test_until(t, set, op, &seed, &other), DDL_OK);
-        }
-    }
-    shm_transport.native_close(t, set);
-}
-
-TEST(an_older_program_is_given_an_operation) {
-    native_world w = {.fn = older_rank};
-    native_world_make(&w, 1);
-    ranks_fork(1, native_fork_rank, &w, 60);
     native_world_free(&w);
 }
 

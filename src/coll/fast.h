@@ -173,8 +173,8 @@ static ddl_status ddl__fast_adopt(ddl_group *g, ddl__fast *f, ddl_status begun, 
     return status;
 }
 
-/* Waits a little; *out_end_ns is then about now, unless it is over in one go: the clock costs more than it would tell. The
- * lock is kept: nobody else knows of the operation yet. */
+/* Waits a little; *out_end_ns is then about now, unless it is over in one go: the clock costs more than it would tell.
+ * The lock is kept: nobody else knows of the operation yet. */
 static ddl_status ddl__fast_wait(ddl_group *g, void *native, uint64_t *out_end_ns, int32_t *out_last) {
     ddl_context *c = g->context;
     int32_t rank = -1;

@@ -364,15 +364,15 @@ static inline bool ddl__trylock(ddl_context *c) {
 
 static void ddl__lock_patiently(ddl_context *c) {
     pthread_mutex_lock(&c->lock);
-    while (atomic_load_explicit(&c->locked_alone, memory_order_acquire)) { /* rare: threads are seldom begun in a call */
+    while (atomic_load_explicit(&c->locked_alone, memory_order_acquire)) { /* rare: few threads begin in a call */
         pthread_mutex_unlock(&c->lock);
         sched_yield();
         pthread_mutex_lock(&c->lock);
     }
 }
 
-/* Mostly nobody else has it. A progress thread that has a core of its own gives it away soon, and sooner than the kernel
- * could wake this thread: it is looked for, for a while. */
+/* Mostly nobody else has it. A progress thread that has a core of its own gives it away soon, and sooner than the
+ * kernel could wake this thread: it is looked for, for a while. */
 static void ddl__lock_shared(ddl_context *c) {
     if (ddl__trylock(c)) {
         return;
@@ -389,7 +389,8 @@ static void ddl__lock_shared(ddl_context *c) {
     atomic_fetch_sub_explicit(&c->lock_waiters, 1, memory_order_relaxed);
 }
 
-/* The only thread of its process leaves a mark, a tenth of the instructions of a mutex; threads that begin later look for it. */
+/* The only thread of its process leaves a mark, a tenth of the instructions of a mutex; threads that begin later look
+ * for it. */
 static inline void ddl__lock(ddl_context *c) {
     if (ddl__only_thread() && !atomic_load_explicit(&c->locked_alone, memory_order_relaxed)) {
         atomic_store_explicit(&c->locked_alone, true, memory_order_relaxed);
@@ -399,7 +400,7 @@ static inline void ddl__lock(ddl_context *c) {
 }
 
 static inline void ddl__unlock(ddl_context *c) {
-    if (atomic_load_explicit(&c->locked_alone, memory_order_relaxed)) { /* by this thread: others wait until it is false */
+    if (atomic_load_explicit(&c->locked_alone, memory_order_relaxed)) { /* by this thread: others wait for its end */
         atomic_store_explicit(&c->locked_alone, false, memory_order_release);
     } else {
         pthread_mutex_unlock(&c->lock);
