@@ -14971,11 +14971,21 @@ static inline bool ddl__trylock(ddl_context *c) {
     return false;
 }
 
+/* Who holds the lock goes on holding it, by the mutex: before it begins a thread, or waits for one. Others that come
+ * meanwhile give the mutex back. */
+static void ddl__lock_by_mutex(ddl_context *c) {
+    if (atomic_load_explicit(&c->locked_alone, memory_order_relaxed)) {
+        pthread_mutex_lock(&c->lock);
+        atomic_store_explicit(&c->locked_alone, false, memory_order_release);
+    }
+}
+
 static void ddl__lock_patiently(ddl_context *c) {
+    const struct timespec moment = {0, 50000};
     pthread_mutex_lock(&c->lock);
-    while (atomic_load_explicit(&c->locked_alone, memory_order_acquire)) { /* rare: few threads begin in a call */
+    while (atomic_load_explicit(&c->locked_alone, memory_order_acquire)) { /* a callback has begun this thread */
         pthread_mutex_unlock(&c->lock);
-        sched_yield();
+        nanosleep(&moment, NULL);
         pthread_mutex_lock(&c->lock);
     }
 }
@@ -14998,8 +15008,8 @@ static void ddl__lock_shared(ddl_context *c) {
     atomic_fetch_sub_explicit(&c->lock_waiters, 1, memory_order_relaxed);
 }
 
-/* The only thread of its process leaves a mark, a tenth of the instructions of a mutex; threads that begin later look
- * for it. */
+/* The only thread of its process leaves a mark, fewer instructions than a mutex takes (bench/steps.c: some 50);
+ * threads that begin later look for it. */
 static inline void ddl__lock(ddl_context *c) {
     if (ddl__only_thread() && !atomic_load_explicit(&c->locked_alone, memory_order_relaxed)) {
         atomic_store_explicit(&c->locked_alone, true, memory_order_relaxed);
@@ -17386,10 +17396,7 @@ static void ddl__wait_changed(ddl_context *c, uint64_t deadline) {
     uint64_t until = DDL__MIN(deadline, ddl__now_ns() + DDL__SLEEP_MS * DDL__NS_PER_MS);
     struct timespec at = {(time_t)(until / DDL__NS_PER_S), (long)(until % DDL__NS_PER_S)};
     c->cond_waiters++;
-    if (atomic_load_explicit(&c->locked_alone, memory_order_relaxed)) { /* other threads have begun meanwhile */
-        ddl__unlock(c);
-        ddl__lock_patiently(c);
-    }
+    ddl__lock_by_mutex(c);
     pthread_cond_timedwait(&c->changed, &c->lock, &at);
     c->cond_waiters--;
 }
@@ -25588,6 +25595,8 @@ static bool ddl__same_shape(const ddl_tensor *a, const ddl_tensor *b) {
     return memcmp(a->shape, b->shape, sizeof a->shape) == 0 && memcmp(a->strides, b->strides, sizeof a->strides) == 0;
 }
 
+_Static_assert(offsetof(ddl_tensor, device) == offsetof(ddl_tensor, dtype) + sizeof(ddl_dtype), "compared as one word");
+
 /* Alike but for where they lie. */
 static inline bool ddl__same_view(const ddl_tensor *a, const ddl_tensor *b) {
     return memcmp(&a->dtype, &b->dtype, sizeof a->dtype + sizeof a->device) == 0 && a->ndim == b->ndim &&
@@ -29500,6 +29509,7 @@ static ddl_status ddl__native_agree(ddl_group *world, const char *what) {
 
 /* The progress thread; there is one at most. */
 static ddl_status ddl__thread_start(ddl_context *c, const char *what) {
+    ddl__lock_by_mutex(c);
     int error = c->has_thread ? 0 : pthread_create(&c->thread, NULL, ddl__thread_main, c);
     if (error != 0) {
         return ddl__error(c, DDL_ERR_SYSTEM, "%s: the progress thread cannot be started: %s", what, strerror(error));

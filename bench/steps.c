@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <ucontext.h>
@@ -60,9 +61,9 @@ static void count_step(int signal, siginfo_t *info, void *context) {
 
 static void set_trap(bool on) {
     if (on) {
-        __asm__ volatile("pushfq; orq %0, (%%rsp); popfq" : : "i"(TRAP_FLAG) : "memory", "cc");
+        __asm__ volatile("subq $128, %%rsp; pushfq; orq %0, (%%rsp); popfq; leaq 128(%%rsp), %%rsp" : : "i"(TRAP_FLAG) : "memory", "cc");
     } else {
-        __asm__ volatile("pushfq; andq %0, (%%rsp); popfq" : : "i"(~(long)TRAP_FLAG) : "memory", "cc");
+        __asm__ volatile("subq $128, %%rsp; pushfq; andq %0, (%%rsp); popfq; leaq 128(%%rsp), %%rsp" : : "i"(~(long)TRAP_FLAG) : "memory", "cc");
     }
 }
 
@@ -133,6 +134,8 @@ static ddl_status one(ddl_group *w, int i, bool stepper, meeting *m, int number,
 }
 
 static int member(int rank, const char *folder, meeting *m) {
+    alarm(60); /* a rank whose peer has ended would wait for ever */
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
     char why[1024] = "", where[512];
     snprintf(where, sizeof where, "file://%s", folder);
     ddl_config config = {.world_size = RANKS, .rank = rank, .rendezvous = where, .transports = "shm",
@@ -177,15 +180,22 @@ int main(int argc, char **argv) {
         return 2;
     }
     int bad = 0, status;
+    pid_t pids[RANKS];
     for (int rank = 0; rank < RANKS; rank++) {
-        pid_t pid = fork();
-        if (pid == 0) {
+        pids[rank] = fork();
+        if (pids[rank] == 0) {
             exit(member(rank, folder, m));
         }
-        bad |= pid < 0;
+        bad |= pids[rank] < 0;
     }
-    while (wait(&status) > 0) {
+    for (pid_t ended; (ended = wait(&status)) > 0;) {
         bad |= status != 0;
+        for (int rank = 0; rank < RANKS; rank++) {
+            pids[rank] = pids[rank] == ended ? -1 : pids[rank];
+            if (status != 0 && pids[rank] > 0) {
+                kill(pids[rank], SIGKILL);
+            }
+        }
     }
     for (int i = 0; i < OPS && !bad; i++) {
         printf("%-10s %5zu B  %s %4d  %s %4d instructions\n", ops[i].name, i == OPS - 1 ? 0 : bytes, ops[i].role[0],

@@ -253,8 +253,10 @@ static void finish(shm *t, void *set, job *j, unsigned *seed) {
 }
 
 /* A word that all ranks see, and one sets. */
+static inline void say(volatile int *word, int value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
+
 static inline void wait_for(volatile int *word, int value) {
-    for (int i = 0; *word < value && i < 20000; i++) {
+    for (int i = 0; __atomic_load_n(word, __ATOMIC_ACQUIRE) < value && i < 20000; i++) {
         usleep(1000);
     }
     CHECK(*word >= value);

@@ -16,7 +16,8 @@ static ddl_context *made(int spins) {
 
 static void unmade(ddl_context *c) {
     CHECK_EQ(atomic_load(&c->lock_waiters), 0);
-    CHECK_EQ(pthread_mutex_trylock(&c->lock), 0); /* nobody has it */
+    CHECK(!atomic_load(&c->locked_alone)); /* nobody has it */
+    CHECK_EQ(pthread_mutex_trylock(&c->lock), 0);
     pthread_mutex_unlock(&c->lock);
     pthread_mutex_destroy(&c->lock);
     free(c);

@@ -630,8 +630,11 @@ static ddl_status cuda_native_start(void *self, void *set_, const ddl_native_cal
     set->spare = op == set->spare ? op->next : set->spare;
     memset(op, 0, sizeof *op);
     bool capture = call->size >= offsetof(ddl_native_call, event) && call->capture != 0;
-    *op = (cuda_op){.call = *call, .step = cuda_ready_step, .differs = -1};
-    op->job.call = *call;
+    op->step = cuda_ready_step;
+    op->differs = -1;
+    size_t known = offsetof(ddl_native_call, event); /* what follows is looked at here */
+    memcpy(&op->call, call, call->size < known ? call->size : known);
+    op->job.call = op->call;
     op->job.count = set->count;
     op->job.rank = set->rank;
     op->job.in_place = call->in == call->out;

@@ -142,15 +142,16 @@ static uint64_t shm_native_cost_ns(void *self, void *set_, int32_t kind, uint64_
     return 100 + 40 * ranks + (all <= set->small_most ? all * ranks / 20 : 1000 + all * ranks / 12);
 }
 
-/* As a whole, but for the words that the core has just written: what is wider waits until they have left its store buffer. */
+/* What an operation needs of a call, which an older program's has too. The core has just written some of its words: those one
+ * by one. */
 static inline void shm_call_copy(ddl_native_call *to, const ddl_native_call *call) {
     size_t fresh = offsetof(ddl_native_call, sequence), rest = offsetof(ddl_native_call, bytes);
     memcpy(to, call, fresh);
-    to->sequence = call->sequence;
-    to->signature = call->signature;
-    to->in = call->in;
-    to->out = call->out;
-    memcpy((uint8_t *)to + rest, (const uint8_t *)call + rest, sizeof *to - rest);
+    shm_copy_word(&to->sequence, &call->sequence); /* no loop: it would take three times the instructions */
+    shm_copy_word(&to->signature, &call->signature);
+    shm_copy_word(&to->in, &call->in);
+    shm_copy_word(&to->out, &call->out);
+    memcpy((uint8_t *)to + rest, (const uint8_t *)call + rest, offsetof(ddl_native_call, dtype) - rest);
 }
 
 /* What does not fit is not asked for: see shm_native_cost_ns. */

@@ -226,6 +226,23 @@ static inline int32_t shm_first_missing(const shm_set *set, const ddl_native_cal
     return lo;
 }
 
+/* Two ranks that only give, each in another operation, wait for nobody and would never see the other's signature. One time
+ * around in all their lines they look: who comes last sees it, and a signature covers all calls before. */
+static inline bool shm_is_compared(uint64_t sequence) { return sequence % SHM_LINES == 0; }
+
+/* The first rank that has come here with another call; -1: none has. */
+static int32_t shm_first_differing(const shm_set *set, const ddl_native_call *call) {
+    shm_fence(); /* of two that come at once one sees the other */
+    for (int32_t j = 0; j < set->count; j++) {
+        const shm_line *line = shm_line_of(set, j, call->sequence);
+        if (atomic_load_explicit(&line->sequence, memory_order_acquire) == call->sequence &&
+            line->signature != call->signature) {
+            return j;
+        }
+    }
+    return -1;
+}
+
 /* Have ranks awaited .. until - 1 come? A rank that came with another call stops the operation here. */
 static inline bool shm_arrived(shm_set *set, shm_op *op) {
     bool differs;
@@ -318,24 +335,31 @@ static inline void shm_small_begin(shm_set *set, shm_op *op) {
     }
     shm_arrive(set, &op->call, op->given);
     shm_needed(set, &op->call, &op->awaited, &op->until);
+    if (op->awaited == op->until && shm_is_compared(op->call.sequence)) {
+        op->differs = shm_first_differing(set, &op->call);
+    }
     op->step = shm_small_step;
     shm_wake_others(set);
     shm_own_next(set, &op->call, op->given, shm_in_line(op->given) ? 0 : op->given);
     shm_ask_for_arrivals(set, op);
 }
 
-/* The whole of an operation to or from a root, before which nothing is queued, for a rank that need not wait: it only gives,
- * or all have given. False: it must wait, nothing has been done, and it is begun like any other. */
+/* The whole of a broadcast, reduce or gather, before which nothing is queued, for a rank that need not wait: it only gives, or
+ * all have given. False: it must wait, or see whether others call the same; nothing has been done, and it is begun like any
+ * other. */
 static inline bool shm_small_now(shm_set *set, const ddl_native_call *call) {
     shm_kind k = shm_kinds[call->kind];
     bool is_root = call->root == set->rank, rooted = k.needs == SHM_FROM_ROOT || k.needs == SHM_TO_ROOT, differs;
     uint64_t bytes = call->bytes;
-    if (!rooted || k.parts || bytes > set->small_most || !shm_line_free(set, call->sequence, bytes)) {
+    if (!rooted || k.parts || bytes > set->small_most || shm_is_compared(call->sequence) || !shm_line_free(set, call->sequence, bytes)) {
         return false;
     }
     if (is_root == (k.needs == SHM_FROM_ROOT)) {
         shm_copy_for(shm_own_piece(set) + shm_slot_at(call->sequence, bytes), call->in, bytes, set->distant);
         shm_arrive(set, call, bytes);
+        if (bytes >= SHM_DISTANT_LEAST) {
+            shm_tell_distant(set); /* of this rank's readers other operations may have told */
+        }
         shm_tell_end(set, call);
     } else {
         int32_t lo = is_root ? 0 : call->root, hi = is_root ? set->count : lo + 1;

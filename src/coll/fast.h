@@ -29,6 +29,8 @@ static bool ddl__same_shape(const ddl_tensor *a, const ddl_tensor *b) {
     return memcmp(a->shape, b->shape, sizeof a->shape) == 0 && memcmp(a->strides, b->strides, sizeof a->strides) == 0;
 }
 
+_Static_assert(offsetof(ddl_tensor, device) == offsetof(ddl_tensor, dtype) + sizeof(ddl_dtype), "compared as one word");
+
 /* Alike but for where they lie. */
 static inline bool ddl__same_view(const ddl_tensor *a, const ddl_tensor *b) {
     return memcmp(&a->dtype, &b->dtype, sizeof a->dtype + sizeof a->device) == 0 && a->ndim == b->ndim &&

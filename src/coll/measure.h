@@ -373,6 +373,7 @@ static ddl_status ddl__native_agree(ddl_group *world, const char *what) {
 
 /* The progress thread; there is one at most. */
 static ddl_status ddl__thread_start(ddl_context *c, const char *what) {
+    ddl__lock_by_mutex(c);
     int error = c->has_thread ? 0 : pthread_create(&c->thread, NULL, ddl__thread_main, c);
     if (error != 0) {
         return ddl__error(c, DDL_ERR_SYSTEM, "%s: the progress thread cannot be started: %s", what, strerror(error));

@@ -362,11 +362,21 @@ static inline bool ddl__trylock(ddl_context *c) {
     return false;
 }
 
+/* Who holds the lock goes on holding it, by the mutex: before it begins a thread, or waits for one. Others that come
+ * meanwhile give the mutex back. */
+static void ddl__lock_by_mutex(ddl_context *c) {
+    if (atomic_load_explicit(&c->locked_alone, memory_order_relaxed)) {
+        pthread_mutex_lock(&c->lock);
+        atomic_store_explicit(&c->locked_alone, false, memory_order_release);
+    }
+}
+
 static void ddl__lock_patiently(ddl_context *c) {
+    const struct timespec moment = {0, 50000};
     pthread_mutex_lock(&c->lock);
-    while (atomic_load_explicit(&c->locked_alone, memory_order_acquire)) { /* rare: few threads begin in a call */
+    while (atomic_load_explicit(&c->locked_alone, memory_order_acquire)) { /* a callback has begun this thread */
         pthread_mutex_unlock(&c->lock);
-        sched_yield();
+        nanosleep(&moment, NULL);
         pthread_mutex_lock(&c->lock);
     }
 }
@@ -389,8 +399,8 @@ static void ddl__lock_shared(ddl_context *c) {
     atomic_fetch_sub_explicit(&c->lock_waiters, 1, memory_order_relaxed);
 }
 
-/* The only thread of its process leaves a mark, a tenth of the instructions of a mutex; threads that begin later look
- * for it. */
+/* The only thread of its process leaves a mark, fewer instructions than a mutex takes (bench/steps.c: some 50);
+ * threads that begin later look for it. */
 static inline void ddl__lock(ddl_context *c) {
     if (ddl__only_thread() && !atomic_load_explicit(&c->locked_alone, memory_order_relaxed)) {
         atomic_store_explicit(&c->locked_alone, true, memory_order_relaxed);

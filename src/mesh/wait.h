@@ -250,10 +250,7 @@ static void ddl__wait_changed(ddl_context *c, uint64_t deadline) {
     uint64_t until = DDL__MIN(deadline, ddl__now_ns() + DDL__SLEEP_MS * DDL__NS_PER_MS);
     struct timespec at = {(time_t)(until / DDL__NS_PER_S), (long)(until % DDL__NS_PER_S)};
     c->cond_waiters++;
-    if (atomic_load_explicit(&c->locked_alone, memory_order_relaxed)) { /* other threads have begun meanwhile */
-        ddl__unlock(c);
-        ddl__lock_patiently(c);
-    }
+    ddl__lock_by_mutex(c);
     pthread_cond_timedwait(&c->changed, &c->lock, &at);
     c->cond_waiters--;
 }
