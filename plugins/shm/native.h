@@ -73,7 +73,8 @@ static inline bool shm_begin(shm_set *set, shm_op *op) {
         return false;
     }
     if (shm_is_small(set, op)) {
-        shm_small_begin(set, op);
+        shm_small_show(set, &op->call, op->given);
+        shm_small_await(set, op);
     } else {
         shm_bulk_begin(set, op);
     }
@@ -154,26 +155,34 @@ static inline void shm_call_copy(ddl_native_call *to, const ddl_native_call *cal
     memcpy((uint8_t *)to + rest, (const uint8_t *)call + rest, offsetof(ddl_native_call, dtype) - rest);
 }
 
-/* What does not fit is not asked for: see shm_native_cost_ns. */
+/* What is small is shown before all else, where nothing is before it: others may be waiting for it. What does not fit is not
+ * asked for: see shm_native_cost_ns. */
 static ddl_status shm_native_queue(shm_set *set, const ddl_native_call *call, void **out_op) {
     shm_op *op = shm_op_new(set);
     if (op == NULL) {
         return DDL_ERR_NOMEM;
     }
+    uint64_t given = shm_given_bytes(set, call);
+    bool shown = set->head == NULL && set->found && given <= set->small_most && shm_line_free(set, call->sequence, given);
+    if (shown) {
+        shm_small_show(set, call, given);
+    }
     shm_call_copy(&op->call, call);
-    op->given = shm_given_bytes(set, &op->call);
+    op->given = given;
     op->step = NULL;
     op->next = NULL;
     op->differs = -1;
     op->failure = DDL_OK;
     op->ended = op->offered = false;
-    if (!shm_is_small(set, op) && !shm_staged_lay_out(set, op)) {
+    if (shown) {
+        shm_small_await(set, op);
+    } else if (!shm_is_small(set, op) && !shm_staged_lay_out(set, op)) {
         shm_op_give_back(set, op);
         return DDL_ERR_UNSUPPORTED;
     }
     *set->tail = op;
     set->tail = &op->next;
-    if (set->head == op) {
+    if (set->head == op && !shown) {
         shm_advance(set);
     }
     *out_op = op;

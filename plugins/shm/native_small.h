@@ -329,18 +329,22 @@ static int shm_small_step(shm_set *set, shm_op *op) {
     return SHM_ENDED;
 }
 
-static inline void shm_small_begin(shm_set *set, shm_op *op) {
-    if (shm_gives(set, &op->call)) {
-        shm_give(set, &op->call, shm_own_piece(set) + shm_slot_at(op->call.sequence, op->given), 0, op->call.bytes);
+static inline void shm_small_show(shm_set *set, const ddl_native_call *call, uint64_t given) {
+    if (shm_gives(set, call)) {
+        shm_give(set, call, shm_own_piece(set) + shm_slot_at(call->sequence, given), 0, call->bytes);
     }
-    shm_arrive(set, &op->call, op->given);
+    shm_arrive(set, call, given);
+    shm_wake_others(set);
+    shm_own_next(set, call, given, shm_in_line(given) ? 0 : given);
+}
+
+/* What this rank gives has been shown. */
+static inline void shm_small_await(shm_set *set, shm_op *op) {
     shm_needed(set, &op->call, &op->awaited, &op->until);
     if (op->awaited == op->until && shm_is_compared(op->call.sequence)) {
         op->differs = shm_first_differing(set, &op->call);
     }
     op->step = shm_small_step;
-    shm_wake_others(set);
-    shm_own_next(set, &op->call, op->given, shm_in_line(op->given) ? 0 : op->given);
     shm_ask_for_arrivals(set, op);
 }
 
