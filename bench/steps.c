@@ -146,8 +146,6 @@ static int member(int rank, const char *folder, meeting *m) {
         return 1;
     }
     ddl_group *w = ddl_world(context);
-    struct sigaction action = {.sa_sigaction = count_step, .sa_flags = SA_SIGINFO};
-    sigaction(SIGTRAP, &action, NULL);
     clock_at = (uintptr_t)getauxval(AT_SYSINFO_EHDR);
     ddl_status status = DDL_OK;
     for (int k = 0; k < WARM && status == DDL_OK; k++) { /* until the transport runs them by itself */
@@ -179,6 +177,15 @@ int main(int argc, char **argv) {
         fprintf(stderr, "usage: steps [BYTES, 4 to %d]\n", (int)(MOST * sizeof(float)));
         return 2;
     }
+    struct sigaction action = {.sa_sigaction = count_step, .sa_flags = SA_SIGINFO};
+    sigaction(SIGTRAP, &action, NULL);
+    set_trap(true);
+    __asm__ volatile("nop; nop; nop");
+    set_trap(false);
+    if (steps == 0) {
+        fprintf(stderr, "steps: this machine stops after no instruction\n");
+        return 77;
+    }
     int bad = 0, status;
     pid_t pids[RANKS];
     for (int rank = 0; rank < RANKS; rank++) {
@@ -186,7 +193,12 @@ int main(int argc, char **argv) {
         if (pids[rank] == 0) {
             exit(member(rank, folder, m));
         }
-        bad |= pids[rank] < 0;
+        if (pids[rank] < 0) {
+            bad = 1;
+            for (int started = 0; started < rank; started++) {
+                kill(pids[started], SIGKILL);
+            }
+        }
     }
     for (pid_t ended; (ended = wait(&status)) > 0;) {
         bad |= status != 0;

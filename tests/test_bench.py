@@ -387,11 +387,13 @@ def a_small_call_takes_few_instructions():
     with scratch() as folder:
         good("gcc -std=c11 -O2", WARNINGS, "-I", ROOT, ROOT / "bench/steps.c", "-o", f"{folder}/steps", "-lpthread -ldl -lm")
         environment = {**os.environ, "DDL_PLUGIN_PATH": str(BUILD)}
-        out = good(f"{folder}/steps", env=environment)
+        done = sh(f"{folder}/steps", env=environment)
+        out = done.stdout
+        if done.returncode == 77:
+            skip(out.strip())
+        check(done.returncode == 0, out)
         rows = {r[0]: (int(r[1]), int(r[2])) for r in re.findall(r"^(\w+) .* B  \D+(\d+)  \D+(\d+) instructions$", out, re.M)}
         check(set(rows) == set(counted), out)
-        if not any(sum(rows.values(), ())):
-            skip("this machine stops after no instruction")
         all_reduce = min(rows["all_reduce"])
         check(rows["reduce"][1] < 0.75 * all_reduce and rows["gather"][1] < 0.75 * all_reduce, f"who only gives waits:\n{out}")
         check(max(rows["broadcast"]) < 0.75 * all_reduce, f"who only gives, or finds all there, waits:\n{out}")

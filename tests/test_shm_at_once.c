@@ -202,10 +202,16 @@ TEST(another_call_is_found_at_once) {
     native_world_free(&w);
 }
 
-/* Rank 0 broadcasts while rank 1 gives to reductions of rank 0: neither waits, and who comes last finds out. */
+/* Rank 0 broadcasts, or is the first of scans, while rank 1 gives to reductions of rank 0: neither waits, and who comes last
+ * finds out. */
+typedef struct givers {
+    int kind, last; /* of rank 0; who comes last */
+    volatile int turn;
+} givers;
+
 static void givers_rank(shm *t, int rank, int n, void *arg) {
     int32_t ranks[MOST_RANKS], other = -1;
-    volatile int *turn = arg;
+    givers *g = arg;
     unsigned seed = 1;
     void *set = NULL;
     buffers b;
@@ -216,16 +222,18 @@ static void givers_rank(shm *t, int rank, int n, void *arg) {
     begin_one(t, set, &j, &b, DDL_BARRIER, true);
     finish(t, set, &j, &seed);
     j.bytes = 64;
-    wait_for(turn, rank);
-    while (j.seq < SHM_LINES - 1) {
-        begin_one(t, set, &j, &b, rank == ROOT ? DDL_BROADCAST : DDL_REDUCE, true);
-        CHECK(j.op == NULL);
+    wait_for(&g->turn, rank == g->last ? 1 : 0);
+    while (j.seq < SHM_LINES) {
+        begin_one(t, set, &j, &b, rank == ROOT ? g->kind : DDL_REDUCE, true);
+        if (j.seq == SHM_LINES) {
+            CHECK_EQ(test_until(t, set, j.op, &seed, &other), rank == g->last ? DDL_ERR_MISMATCH : DDL_OK);
+        } else if (j.op != NULL) {
+            CHECK_EQ(test_until(t, set, j.op, &seed, &other), DDL_OK);
+        }
     }
-    begin_one(t, set, &j, &b, rank == ROOT ? DDL_BROADCAST : DDL_REDUCE, true);
-    CHECK_EQ(test_until(t, set, j.op, &seed, &other), rank == ROOT ? DDL_OK : DDL_ERR_MISMATCH);
-    CHECK_EQ(other, rank == ROOT ? -1 : ROOT);
-    say(turn, 1);
-    if (rank != ROOT) {
+    CHECK_EQ(other, rank == g->last ? 1 - rank : -1);
+    say(&g->turn, 1);
+    if (rank == g->last) {
         shm_transport.native_cancel(t, set, j.op);
     }
     shm_transport.native_close(t, set);
@@ -233,8 +241,13 @@ static void givers_rank(shm *t, int rank, int n, void *arg) {
 }
 
 TEST(two_that_only_give_find_out) {
-    native_world w = {.fn = givers_rank, .arg = ranks_shared(64)};
-    native_world_make(&w, 2);
-    ranks_fork(2, native_fork_rank, &w, 60);
-    native_world_free(&w);
+    for (int k = 0; k < 4; k++) {
+        givers *g = ranks_shared(sizeof *g);
+        g->kind = k % 2 == 0 ? DDL_BROADCAST : DDL_SCAN;
+        g->last = k / 2;
+        native_world w = {.fn = givers_rank, .arg = g};
+        native_world_make(&w, 2);
+        ranks_fork(2, native_fork_rank, &w, 60);
+        native_world_free(&w);
+    }
 }

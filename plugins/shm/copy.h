@@ -24,18 +24,14 @@
 #define SHM_STRING_LEAST 2048u   /* from here on glibc's memcpy copies strings */
 #define SHM_LINES_MOST (1u << 20) /* what is longer does not come out of one core's cache */
 
-/* Relaxed: others see it by a later release. Atomic, or the compiler makes wide ones of several. `to` is aligned to 8. */
-static inline void shm_copy_word(void *to, const void *from) {
-    uint64_t word;
-    memcpy(&word, from, sizeof word);
-    atomic_store_explicit((_Atomic uint64_t *)to, word, memory_order_relaxed);
-}
-
 /* Copies whole words one by one, as somebody has just written them: a wider load would wait until those have left the
- * store buffer. */
+ * store buffer. `to` is aligned to 8. */
 static inline void shm_copy_words(void *to, const void *from, size_t bytes) {
     for (size_t i = 0; i < bytes; i += 8) {
-        shm_copy_word((uint8_t *)to + i, (const uint8_t *)from + i);
+        uint64_t word;
+        memcpy(&word, (const uint8_t *)from + i, sizeof word);
+        /* Relaxed: others see them by a later release. Atomic, or the compiler makes wide ones of them. */
+        atomic_store_explicit((_Atomic uint64_t *)(void *)((uint8_t *)to + i), word, memory_order_relaxed);
     }
 }
 

@@ -148,10 +148,10 @@ static uint64_t shm_native_cost_ns(void *self, void *set_, int32_t kind, uint64_
 static inline void shm_call_copy(ddl_native_call *to, const ddl_native_call *call) {
     size_t fresh = offsetof(ddl_native_call, sequence), rest = offsetof(ddl_native_call, bytes);
     memcpy(to, call, fresh);
-    shm_copy_word(&to->sequence, &call->sequence); /* no loop: it would take three times the instructions */
-    shm_copy_word(&to->signature, &call->signature);
-    shm_copy_word(&to->in, &call->in);
-    shm_copy_word(&to->out, &call->out);
+    *(volatile uint64_t *)&to->sequence = call->sequence; /* volatile, or the compiler makes wide ones of them */
+    *(volatile uint64_t *)&to->signature = call->signature;
+    *(const void *volatile *)&to->in = call->in;
+    *(void *volatile *)&to->out = call->out;
     memcpy((uint8_t *)to + rest, (const uint8_t *)call + rest, offsetof(ddl_native_call, dtype) - rest);
 }
 
@@ -171,6 +171,7 @@ static ddl_status shm_native_queue(shm_set *set, const ddl_native_call *call, vo
     op->given = given;
     op->step = NULL;
     op->next = NULL;
+    op->awaited = op->until = 0;
     op->differs = -1;
     op->failure = DDL_OK;
     op->ended = op->offered = false;

@@ -341,6 +341,7 @@ static inline void shm_small_show(shm_set *set, const ddl_native_call *call, uin
 /* What this rank gives has been shown. */
 static inline void shm_small_await(shm_set *set, shm_op *op) {
     shm_needed(set, &op->call, &op->awaited, &op->until);
+    op->awaited += op->awaited == set->rank && op->awaited < op->until; /* for itself nobody waits */
     if (op->awaited == op->until && shm_is_compared(op->call.sequence)) {
         op->differs = shm_first_differing(set, &op->call);
     }
@@ -361,10 +362,10 @@ static inline bool shm_small_now(shm_set *set, const ddl_native_call *call) {
     if (is_root == (k.needs == SHM_FROM_ROOT)) {
         shm_copy_for(shm_own_piece(set) + shm_slot_at(call->sequence, bytes), call->in, bytes, set->distant);
         shm_arrive(set, call, bytes);
+        shm_tell_end(set, call);
         if (bytes >= SHM_DISTANT_LEAST) {
             shm_tell_distant(set); /* of this rank's readers other operations may have told */
         }
-        shm_tell_end(set, call);
     } else {
         int32_t lo = is_root ? 0 : call->root, hi = is_root ? set->count : lo + 1;
         if (shm_first_missing(set, call, bytes, lo, hi, &differs) < hi) {
