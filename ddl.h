@@ -15008,8 +15008,8 @@ static void ddl__lock_shared(ddl_context *c) {
     atomic_fetch_sub_explicit(&c->lock_waiters, 1, memory_order_relaxed);
 }
 
-/* The only thread of its process leaves a mark, fewer instructions than a mutex takes (bench/steps.c: some 50);
- * threads that begin later look for it. */
+/* The only thread of its process leaves a mark, which takes fewer instructions than a mutex; threads that begin later
+ * look for it. */
 static inline void ddl__lock(ddl_context *c) {
     if (ddl__only_thread() && !atomic_load_explicit(&c->locked_alone, memory_order_relaxed)) {
         atomic_store_explicit(&c->locked_alone, true, memory_order_relaxed);
@@ -24360,9 +24360,9 @@ static void ddl__op_retire(ddl_context *c, ddl__op *op, ddl_status status) {
         ddl__flight *record = ddl__record_of(g, op->sequence);
         if (record != NULL) {
             ddl__record_end(g, record, status, now, op->last_peer, false);
-        }
-        if (status == DDL_OK && record != NULL) {
-            ddl__account_op(c, op, record, now);
+            if (status == DDL_OK) {
+                ddl__account_op(c, op, record, now);
+            }
         }
     }
     ddl__scratch_put(c, op->packed_in);

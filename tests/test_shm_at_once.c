@@ -8,6 +8,20 @@
 
 enum { ROOT, LEAF };
 
+static void *opened(shm *t, int rank, int n, buffers *b) {
+    int32_t ranks[MOST_RANKS];
+    void *set = NULL;
+    all_ranks(ranks, n);
+    buffers_make(b, t, 1 << 16);
+    CHECK_EQ(shm_transport.native_open(t, 1, ranks, n, rank, &set), DDL_OK);
+    return set;
+}
+
+static void closed(shm *t, void *set, buffers *b) {
+    shm_transport.native_close(t, set);
+    buffers_free(b);
+}
+
 static void begin_one(shm *t, void *set, job *j, buffers *b, int kind, bool at_once) {
     j->seq++;
     j->kind = kind;
@@ -19,14 +33,10 @@ static void begin_one(shm *t, void *set, job *j, buffers *b, int kind, bool at_o
 /* What the root, rank 0, and rank 1 are told depends on who must wait for whom, and never on chance: each goes on when the
  * other says so. */
 static void at_once_rank(shm *t, int rank, int n, void *arg) {
-    int32_t ranks[MOST_RANKS];
     volatile int *turn = arg;
     unsigned seed = 1;
-    void *set = NULL;
     buffers b;
-    all_ranks(ranks, n);
-    buffers_make(&b, t, 1 << 16);
-    CHECK_EQ(shm_transport.native_open(t, 1, ranks, n, rank, &set), DDL_OK);
+    void *set = opened(t, rank, n, &b);
     static const uint64_t bytes[] = {4, 64, 100, 104, 108, 4096, 8192};
     job j = {.rank = rank, .n = n, .element = 4, .bytes = 64}, next;
     begin_one(t, set, &j, &b, DDL_BARRIER, true); /* after it all pieces are found */
@@ -80,8 +90,7 @@ static void at_once_rank(shm *t, int rank, int n, void *arg) {
     say(turn, round + 1);
     finish(t, set, &j, &seed);
     finish(t, set, &next, &seed);
-    shm_transport.native_close(t, set);
-    buffers_free(&b);
+    closed(t, set, &b);
 }
 
 TEST(who_need_not_wait_is_told_so_at_once) {
@@ -93,14 +102,10 @@ TEST(who_need_not_wait_is_told_so_at_once) {
 
 /* A root that has written all lines, or slots, is told to wait: what stands there has not been read. */
 static void far_ahead_rank(shm *t, int rank, int n, void *arg) {
-    int32_t ranks[MOST_RANKS];
     volatile int *turn = arg;
     unsigned seed = 1;
-    void *set = NULL;
     buffers b;
-    all_ranks(ranks, n);
-    buffers_make(&b, t, 1 << 16);
-    CHECK_EQ(shm_transport.native_open(t, 1, ranks, n, rank, &set), DDL_OK);
+    void *set = opened(t, rank, n, &b);
     job j = {.rank = rank, .n = n, .element = 4};
     for (int slots = 0; slots < 2; slots++) {
         uint64_t most = slots ? SHM_SLOTS : SHM_LINES;
@@ -120,8 +125,7 @@ static void far_ahead_rank(shm *t, int rank, int n, void *arg) {
         }
         j.bytes = 0;
     }
-    shm_transport.native_close(t, set);
-    buffers_free(&b);
+    closed(t, set, &b);
 }
 
 TEST(who_is_far_ahead_waits) {
@@ -167,14 +171,11 @@ TEST(an_older_program_is_given_an_operation) {
 
 /* Who would be over at once, but for another call of the rank it takes from, is given an operation, which says so. */
 static void unlike_rank(shm *t, int rank, int n, void *arg) {
-    int32_t ranks[MOST_RANKS], other = -1;
+    int32_t other = -1;
     volatile int *turn = arg;
     unsigned seed = 1;
-    void *set = NULL;
     buffers b;
-    all_ranks(ranks, n);
-    buffers_make(&b, t, 1 << 16);
-    CHECK_EQ(shm_transport.native_open(t, 1, ranks, n, rank, &set), DDL_OK);
+    void *set = opened(t, rank, n, &b);
     job j = {.rank = rank, .n = n, .element = 4};
     begin_one(t, set, &j, &b, DDL_BARRIER, true);
     finish(t, set, &j, &seed);
@@ -191,8 +192,7 @@ static void unlike_rank(shm *t, int rank, int n, void *arg) {
             CHECK_EQ(j.out[i], POISON);
         }
     }
-    shm_transport.native_close(t, set);
-    buffers_free(&b);
+    closed(t, set, &b);
 }
 
 TEST(another_call_is_found_at_once) {
@@ -210,14 +210,11 @@ typedef struct givers {
 } givers;
 
 static void givers_rank(shm *t, int rank, int n, void *arg) {
-    int32_t ranks[MOST_RANKS], other = -1;
+    int32_t other = -1;
     givers *g = arg;
     unsigned seed = 1;
-    void *set = NULL;
     buffers b;
-    all_ranks(ranks, n);
-    buffers_make(&b, t, 1 << 16);
-    CHECK_EQ(shm_transport.native_open(t, 1, ranks, n, rank, &set), DDL_OK);
+    void *set = opened(t, rank, n, &b);
     job j = {.rank = rank, .n = n, .element = 4};
     begin_one(t, set, &j, &b, DDL_BARRIER, true);
     finish(t, set, &j, &seed);
@@ -236,8 +233,7 @@ static void givers_rank(shm *t, int rank, int n, void *arg) {
     if (rank == g->last) {
         shm_transport.native_cancel(t, set, j.op);
     }
-    shm_transport.native_close(t, set);
-    buffers_free(&b);
+    closed(t, set, &b);
 }
 
 TEST(two_that_only_give_find_out) {

@@ -287,9 +287,9 @@ static void ddl__op_retire(ddl_context *c, ddl__op *op, ddl_status status) {
         ddl__flight *record = ddl__record_of(g, op->sequence);
         if (record != NULL) {
             ddl__record_end(g, record, status, now, op->last_peer, false);
-        }
-        if (status == DDL_OK && record != NULL) {
-            ddl__account_op(c, op, record, now);
+            if (status == DDL_OK) {
+                ddl__account_op(c, op, record, now);
+            }
         }
     }
     ddl__scratch_put(c, op->packed_in);

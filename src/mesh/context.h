@@ -399,8 +399,8 @@ static void ddl__lock_shared(ddl_context *c) {
     atomic_fetch_sub_explicit(&c->lock_waiters, 1, memory_order_relaxed);
 }
 
-/* The only thread of its process leaves a mark, fewer instructions than a mutex takes (bench/steps.c: some 50);
- * threads that begin later look for it. */
+/* The only thread of its process leaves a mark, which takes fewer instructions than a mutex; threads that begin later
+ * look for it. */
 static inline void ddl__lock(ddl_context *c) {
     if (ddl__only_thread() && !atomic_load_explicit(&c->locked_alone, memory_order_relaxed)) {
         atomic_store_explicit(&c->locked_alone, true, memory_order_relaxed);
