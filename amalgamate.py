@@ -26,7 +26,7 @@ ROOMS = DECLARATIONS + IMPLEMENTATION
 # group goes, a turn of waiting. The lower room declares them, and knows no more. There are no others.
 CALLS_UP = {
     "mesh": {"ddl__groups_rank_dead", "ddl__groups_rank_rejoined", "ddl__device_allocation", "ddl__stages_poll",
-             "ddl__natives_poll", "ddl__messages_poll", "ddl__detached_reap", "ddl__thread_tick"},
+             "ddl__natives_poll", "ddl__natives_miss", "ddl__messages_poll", "ddl__detached_reap", "ddl__thread_tick"},
     "tensor": {"ddl__memory_used"},
     "group": {"ddl__p2p_rank_dead", "ddl__p2p_group_free", "ddl__ops_fail_all", "ddl__engine_group_free",
               "ddl__native_close", "ddl__agree_group_free"},

@@ -1684,8 +1684,8 @@ typedef struct ddl_transport {
     ddl_status (*native_start)(void *self, void *set, const ddl_native_call *call, void **out_op);
     /* Looks at an operation up to `looks` times, without giving the core away; fewer, where ranks share cores and one
      * that has not come needs this one. DDL_OK when it has ended and is gone, DDL_IN_PROGRESS while it waits for rank
-     * *out_rank of the set (-1: for several), or DDL_ERR_MISMATCH when that rank has begun it with another signature;
-     * then nothing was written to out, and it waits for native_cancel. */
+     * *out_rank of the set (of several for one that needs this core; -1: none is missing), or DDL_ERR_MISMATCH when
+     * that rank has begun it with another signature; then nothing was written to out, and it waits for a cancel. */
     ddl_status (*native_test)(void *self, void *set, void *op, int32_t looks, int32_t *out_rank);
     /* Gives an operation up, because a rank died, called something else, or time is over: on return its buffers are not
      * touched any more, by no rank. The set serves no further operation. */
@@ -14826,7 +14826,7 @@ struct ddl_context {
     _Atomic unsigned char *board; /* goodbyes, by world rank: see board.h; NULL: there is none */
     int32_t board_fd;
     _Atomic uint64_t *places; /* on the board too: where each rank waits, see cores.h */
-    bool spread, place_pinned;
+    bool spread, place_pinned, place_left;
     int32_t place_core, crowd_looks;
     uint64_t place_ns, moved_ns, move_pause_ns;
     struct ddl__page *page; /* what ddl-info --attach reads: see page.h; NULL: there is none */
@@ -16613,8 +16613,9 @@ static bool ddl__board_left(const ddl_context *c, int32_t rank) {
 
 enum {
     DDL__PLACE_PINNED = 1 << 16, /* of a place: the program allows that thread one core alone */
+    DDL__PLACE_LEFT = 1 << 17, /* it waits no more: it computes */
     DDL__PLACE_CORE = (1 << 16) - 1,
-    DDL__PLACE_STAMP_SHIFT = 17,
+    DDL__PLACE_STAMP_SHIFT = 18,
     DDL__PLACE_FRESH = 50,       /* milliseconds (of 2^20 ns) that a place is believed */
     DDL__CROWD_LOOKS = 2         /* in a row must find it too full: wake-ups share a core for a moment */
 };
@@ -16625,7 +16626,7 @@ enum {
 #define DDL__MOVE_NS (10 * DDL__NS_PER_MS)
 #define DDL__MOVE_NS_MAX (640 * DDL__NS_PER_MS)
 
-/* A place in one word, so that it is read whole: core + 1, whether pinned, and when. 0: nowhere. */
+/* A place in one word, so that it is read whole: core + 1, whether pinned, and when; DDL__PLACE_LEFT. 0: nowhere. */
 static inline uint64_t ddl__place_make(int32_t core, bool pinned, uint64_t now_ns) {
     return (now_ns >> 20) << DDL__PLACE_STAMP_SHIFT | (pinned ? (uint64_t)DDL__PLACE_PINNED : 0) |
            (uint64_t)(core + 1);
@@ -16687,6 +16688,7 @@ static bool ddl__cores_move(int32_t core, const cpu_set_t *allowed) {
 static void ddl__place_say(ddl_context *c, int32_t core, bool pinned, uint64_t now) {
     c->place_core = core;
     c->place_pinned = pinned;
+    c->place_left = false;
     atomic_store_explicit(&c->places[c->rank], ddl__place_make(core, pinned, now), memory_order_relaxed);
 }
 
@@ -16724,13 +16726,23 @@ static inline void ddl__place_wait(ddl_context *c, uint64_t now) {
     }
     if (now - c->place_ns >= (uint64_t)DDL__PLACE_LOOK_NS) {
         ddl__place_look(c, core, now);
-    } else if (core != c->place_core) {
+    } else if (core != c->place_core || c->place_left) {
         ddl__place_say(c, core, c->place_pinned, now);
     }
 }
 
-/* Whether a rank waits on the core that this one is on, as far as it has said: what is expected from it comes when the
- * core is given away, and not before. */
+/* A wait is over. Who slept in it says only where it woke, as of long ago: nobody counts it there (ddl__place_core). */
+static inline void ddl__place_leave(ddl_context *c) {
+    if (c->spread && !c->place_left) {
+        uint64_t place = atomic_load_explicit(&c->places[c->rank], memory_order_relaxed); /* our own word */
+        place = place != 0 ? place : ddl__place_make(sched_getcpu(), false, 0);
+        c->place_left = true;
+        atomic_store_explicit(&c->places[c->rank], place | DDL__PLACE_LEFT, memory_order_relaxed); /* a hint */
+    }
+}
+
+/* Whether a rank waits, or last waited, on the core that this one is on, as far as it said: what is expected from it
+ * comes when the core is given away, and not before. */
 static inline bool ddl__shares_core(const ddl_context *c, int32_t rank) {
     if (!c->spread || rank < 0) {
         return false;
@@ -16739,10 +16751,17 @@ static inline bool ddl__shares_core(const ddl_context *c, int32_t rank) {
     return (place & DDL__PLACE_CORE) != 0 && (int32_t)(place & DDL__PLACE_CORE) - 1 == sched_getcpu();
 }
 
+/* The same of one that computes: it takes its time, however often it gets the core. */
+static inline bool ddl__computes_here(const ddl_context *c, int32_t rank) {
+    return ddl__shares_core(c, rank) &&
+           (atomic_load_explicit(&c->places[rank], memory_order_relaxed) & DDL__PLACE_LEFT) != 0;
+}
+
 /* It sleeps: whichever core it had is free. */
 static inline void ddl__place_sleep(ddl_context *c) {
-    if (c->spread && c->place_core >= 0) {
+    if (c->spread && (c->place_core >= 0 || c->place_left)) {
         c->place_core = -1;
+        c->place_left = false;
         atomic_store_explicit(&c->places[c->rank], 0, memory_order_relaxed);
     }
 }
@@ -17176,6 +17195,8 @@ enum {
 
 /* Engine room: looks at operations that transports run by themselves. Returns how many moved. */
 static int32_t ddl__natives_poll(ddl_context *c);
+/* Engine room: the rank that the one that ends next misses, by its last look; -1: none, or not known. */
+static int32_t ddl__natives_miss(const ddl_context *c);
 /* Engine room: looks at messages of operations that have ended. Returns how many. */
 static int32_t ddl__messages_poll(ddl_context *c);
 /* Device room: looks at copies that are under way. Returns how many ended. */
@@ -17351,9 +17372,13 @@ static bool ddl__is_crowded(const ddl_context *c) { return ddl__core_threads(c) 
 
 /* Somebody who computes had the core: the next yields may cost a time slice each, and a sleeper is woken at once. So a
  * wait sleeps soon after a long yield. After three, with few short ones between, the next 8 sleeps come without any,
- * after the next long one 16, and so on. One or two come of ranks that write their tensors before they meet. */
-static void ddl__yielded(ddl_context *c, uint64_t ns) {
+ * after the next long one 16, and so on. One or two come of ranks that write their tensors before they meet.
+ * Not judged is a yield to the very rank that was missing, and computed here: it had to be, and a sleep is dearer. */
+static void ddl__yielded(ddl_context *c, uint64_t ns, bool computed) {
     int32_t cores = DDL__MAX(c->cores, 1), turns = (ddl__core_threads(c) + cores - 1) / cores; /* on one core */
+    if (computed) {
+        return;
+    }
     c->yielded_long = ns > DDL__LONG_YIELD_NS * (uint64_t)DDL__MAX(turns, 2);
     if (c->yielded_long) {
         c->short_yields = 0;
@@ -17365,9 +17390,11 @@ static void ddl__yielded(ddl_context *c, uint64_t ns) {
 }
 
 /* Gives whoever else wants the core its turn: a rank that spins through its time slice on a busy machine may be keeping
- * the very rank from running that it waits for. On an idle core a yield is about as long as the poll. */
-static void ddl__yield(ddl_context *c, bool unlocked) {
+ * the very rank from running that it waits for. On an idle core a yield is about as long as the poll. missing: the rank
+ * without which an operation of all cannot end, -1: not known. */
+static void ddl__yield(ddl_context *c, bool unlocked, int32_t missing) {
     uint64_t before = ddl__about_ns(c);
+    bool computes = ddl__computes_here(c, missing);
     ddl__place_wait(c, before);
     if (unlocked) {
         ddl__unlock(c);
@@ -17377,7 +17404,7 @@ static void ddl__yield(ddl_context *c, bool unlocked) {
     if (unlocked) {
         ddl__lock_last(c);
     }
-    ddl__yielded(c, after - before);
+    ddl__yielded(c, after - before, computes);
 }
 
 static bool ddl__lock_is_wanted(const ddl_context *c) {
@@ -17385,10 +17412,10 @@ static bool ddl__lock_is_wanted(const ddl_context *c) {
 }
 
 /* The same, and other threads of this context too. */
-static void ddl__give_way(ddl_context *c) {
+static void ddl__give_way(ddl_context *c, int32_t missing) {
     bool wanted = ddl__lock_is_wanted(c);
     c->lock_passed = wanted ? c->lock_passed : 0;
-    ddl__yield(c, wanted);
+    ddl__yield(c, wanted, missing);
 }
 
 /* Not the poller: sleeps until something changed. */
@@ -17424,8 +17451,8 @@ static int32_t ddl__spin_limit(const ddl_context *c, int32_t expect) {
 }
 
 /* How many empty polls come before sleep; all looks at memory until the core is given away are one. */
-static int32_t ddl__poll_limit(const ddl_context *c) {
-    if (c->yielded_long) {
+static int32_t ddl__poll_limit(const ddl_context *c, int32_t missing) {
+    if (c->yielded_long && !ddl__computes_here(c, missing)) {
         return c->sleeps_at_once > 0 ? 1 : DDL__POLLS_YIELDED;
     }
     return ddl__is_crowded(c) ? DDL__POLLS_CROWDED : DDL__POLLS_ALONE;
@@ -17456,8 +17483,8 @@ static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
     c->page_doing = NULL;
     for (uint32_t round = 1;; round++) {
         int32_t expect = w->expect != NULL ? w->expect(c, w->arg) : -1;
-        int32_t looks = ddl__spin_limit(c, expect), limit = ddl__poll_limit(c);
-        int32_t events = ddl__poll(c, expect);
+        int32_t events = ddl__poll(c, expect), missing = ddl__natives_miss(c);
+        int32_t looks = ddl__spin_limit(c, expect), limit = ddl__poll_limit(c, missing);
         ddl__run_pumps(c);
         if (w->done(c, w->arg)) {
             return true;
@@ -17469,12 +17496,12 @@ static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
         empty = events > 0 ? 0 : empty + (looks == DDL__SPINS_CALLS ? looks : 1);
         if (events > 0 && round % 256 != 0) {
             if (ddl__lock_is_wanted(c)) {
-                ddl__give_way(c);
+                ddl__give_way(c, missing);
             }
             continue;
         }
         if (empty < limit && empty % 64 != 0) {
-            ddl__give_way(c);
+            ddl__give_way(c, missing);
             continue;
         }
         uint64_t now = ddl__now_ns();
@@ -17492,7 +17519,7 @@ static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
             /* Nothing there: back to sleep soon, an idle rank costs nothing. */
             empty = DDL__MAX(limit - DDL__POLLS_AFTER_SLEEP, 0);
         } else {
-            ddl__give_way(c);
+            ddl__give_way(c, missing);
         }
     }
 }
@@ -17503,6 +17530,7 @@ static bool ddl__wait_for(ddl_context *c, const ddl__wait *w) {
         if (!c->polling) {
             c->polling = true;
             bool done = ddl__poll_until(c, w);
+            ddl__place_leave(c);
             c->polling = false;
             ddl__changed(c); /* another takes over */
             return done;
@@ -21954,9 +21982,12 @@ static bool ddl__peek_shortly(ddl_context *c, const ddl__link *l, int32_t world,
         bool wanted = ddl__lock_is_wanted(c);
         if (status != DDL_IN_PROGRESS || yields == DDL__YIELDS_SHORTLY || wanted || c->yielded_long ||
             !ddl__is_crowded(c)) {
+            if (yields > 0) {
+                ddl__place_leave(c);
+            }
             return status == DDL_OK;
         }
-        ddl__yield(c, false);
+        ddl__yield(c, false, -1);
     }
 }
 
@@ -22636,7 +22667,7 @@ typedef struct ddl__op {
     void *native;              /* what a transport runs for the step native_step ... */
     ddl_status native_refused; /* ... NULL: it could not begin, and why */
     uint32_t native_step;
-    int32_t native_waits; /* a rank whose part is missing; -1: not known */
+    int32_t native_waits; /* a rank whose part is missing; -1: none, or not known */
     int32_t last_peer; /* whose part came last; -1: none has come */
     uint32_t natives_left; /* native steps that have not begun */
     uint32_t native_parked; /* one that is ready, before its turn; DDL__NO_STEP: none */
@@ -23360,6 +23391,11 @@ static bool ddl__native_look(ddl_context *c, ddl__op *op, int32_t looks) {
     ddl__step_finish(op, op->native_step);
     ddl__op_run(c, op);
     return true;
+}
+
+static int32_t ddl__natives_miss(const ddl_context *c) {
+    const ddl__op *op = c->natives;
+    return op != NULL && op->native_waits >= 0 ? op->group->ranks[op->native_waits] : -1;
 }
 
 static int32_t ddl__natives_poll(ddl_context *c) {
@@ -25749,11 +25785,17 @@ static ddl_status ddl__fast_wait(ddl_group *g, void *native, uint64_t *out_end_n
     for (int32_t round = 0;; round++) {
         ddl_status status = g->native.table->native_test(g->native.self, g->native.set, native, DDL__FAST_LOOKS, &rank);
         bool wanted = ddl__lock_is_wanted(c);
-        if (status != DDL_IN_PROGRESS || round == DDL__FAST_YIELDS || c->yielded_long || wanted) {
+        int32_t missing = status == DDL_IN_PROGRESS ? ddl__native_rank(g, rank) : -1;
+        missing = missing >= 0 ? g->ranks[missing] : -1;
+        if (status != DDL_IN_PROGRESS || round == DDL__FAST_YIELDS || wanted ||
+            (c->yielded_long && !ddl__computes_here(c, missing))) {
+            if (round > 0) {
+                ddl__place_leave(c);
+            }
             return status;
         }
         *out_last = rank >= 0 ? rank : *out_last;
-        ddl__yield(c, false);
+        ddl__yield(c, false, missing);
         *out_end_ns = ddl__about_ns(c);
     }
 }

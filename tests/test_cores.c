@@ -124,9 +124,21 @@ TEST(who_shares_cores) {
     CHECK(!ddl__is_crowded(&c));
 }
 
+/* The first two cores that this thread may use; false when there is one only. */
+static bool two_cores(int out[2], cpu_set_t *out_allowed) {
+    int found = 0;
+    CHECK_EQ(sched_getaffinity(0, sizeof *out_allowed, out_allowed), 0);
+    for (int i = 0; i < CPU_SETSIZE && found < 2; i++) {
+        if (CPU_ISSET((size_t)i, out_allowed)) {
+            out[found++] = i;
+        }
+    }
+    return found == 2;
+}
+
 static void yields(ddl_context *c, int n, uint64_t ns) {
     for (int i = 0; i < n; i++) {
-        ddl__yielded(c, ns);
+        ddl__yielded(c, ns, false);
     }
 }
 
@@ -136,29 +148,77 @@ TEST(who_computes_is_not_yielded_to) {
     enum { LONG = 2 * DDL__LONG_YIELD_NS + 1, SHORT = 500 };
     ddl_context c = {.core_ranks = 4, .cores = 2, .natives = &(struct ddl__op){0}};
     yields(&c, 1000, SHORT);
-    CHECK_EQ(ddl__poll_limit(&c), DDL__POLLS_CROWDED);
+    CHECK_EQ(ddl__poll_limit(&c, -1), DDL__POLLS_CROWDED);
     CHECK_EQ(ddl__spin_limit(&c, -1), DDL__SPINS_CROWDED);
     yields(&c, 1, LONG);
-    CHECK_EQ(ddl__poll_limit(&c), DDL__POLLS_YIELDED);
+    CHECK_EQ(ddl__poll_limit(&c, -1), DDL__POLLS_YIELDED);
     CHECK_EQ(ddl__spin_limit(&c, -1), 1);
     yields(&c, 1, SHORT);
-    CHECK_EQ(ddl__poll_limit(&c), DDL__POLLS_CROWDED);
+    CHECK_EQ(ddl__poll_limit(&c, -1), DDL__POLLS_CROWDED);
     yields(&c, 1, LONG);
     CHECK_EQ(c.sleeps_at_once, 0);
     for (int32_t sleeps = 8; sleeps <= 512; sleeps *= 2) {
         yields(&c, DDL__SHORT_YIELDS - 1, SHORT);
         yields(&c, 1, LONG);
         CHECK_EQ(c.sleeps_at_once, sleeps);
-        CHECK_EQ(ddl__poll_limit(&c), 1);
+        CHECK_EQ(ddl__poll_limit(&c, -1), 1);
         c.sleeps_at_once = 0;
-        CHECK_EQ(ddl__poll_limit(&c), DDL__POLLS_YIELDED);
+        CHECK_EQ(ddl__poll_limit(&c, -1), DDL__POLLS_YIELDED);
     }
     yields(&c, 3, LONG);
     CHECK_EQ(c.sleeps_at_once, 512);
     yields(&c, DDL__SHORT_YIELDS, SHORT);
-    CHECK_EQ(ddl__poll_limit(&c), DDL__POLLS_CROWDED);
+    CHECK_EQ(ddl__poll_limit(&c, -1), DDL__POLLS_CROWDED);
     yields(&c, 2, LONG);
     CHECK_EQ(c.sleeps_at_once, 0);
+}
+
+/* But the rank that an operation misses, and that computes on this core, has to be yielded to, however long it takes. */
+TEST(a_rank_that_is_missing_and_computes_here_is_yielded_to) {
+    enum { LONG = 2 * DDL__LONG_YIELD_NS + 1 };
+    _Atomic uint64_t places[3] = {0};
+    cpu_set_t allowed;
+    int core[2] = {0, 0};
+    two_cores(core, &allowed);
+    CPU_ZERO(&allowed);
+    CPU_SET((size_t)core[0], &allowed);
+    cpu_set_t before;
+    CHECK_EQ(sched_getaffinity(0, sizeof before, &before), 0);
+    CHECK_EQ(sched_setaffinity(0, sizeof allowed, &allowed), 0); /* so that "here" stays */
+    ddl_context c = {.core_ranks = 4, .cores = 2, .spread = true, .places = places, .rank = 0, .place_core = -1};
+    atomic_store(&places[1], ddl__place_make(core[0], false, 0));
+    atomic_store(&places[2], ddl__place_make(core[0] + 1, false, 0) | DDL__PLACE_LEFT);
+    CHECK(ddl__shares_core(&c, 1) && !ddl__computes_here(&c, 1)); /* it waits */
+    CHECK(!ddl__computes_here(&c, 2));                            /* elsewhere */
+    CHECK(!ddl__computes_here(&c, -1));
+    yields(&c, 3, LONG);
+    CHECK_EQ(c.sleeps_at_once, 8);
+    CHECK_EQ(ddl__poll_limit(&c, 1), 1);
+    atomic_store(&places[1], ddl__place_make(core[0], false, 0) | DDL__PLACE_LEFT);
+    CHECK(ddl__computes_here(&c, 1));
+    CHECK_EQ(ddl__poll_limit(&c, 1), DDL__POLLS_CROWDED);
+    ddl__yielded(&c, LONG, true);
+    CHECK_EQ(c.sleeps_at_once, 8); /* not judged */
+    CHECK_EQ(c.long_yields, 3);
+    CHECK_EQ(sched_setaffinity(0, sizeof before, &before), 0);
+}
+
+/* A rank says that it waits when it yields, and that it does so no more when its wait is over, also if it slept in it. */
+TEST(who_has_waited_says_that_it_computes) {
+    _Atomic uint64_t places[1] = {0};
+    ddl_context c = {.spread = true, .places = places, .place_core = -1, .place_ns = UINT64_MAX / 2};
+    ddl__place_wait(&c, UINT64_MAX / 2);
+    CHECK((places[0] & DDL__PLACE_CORE) != 0 && (places[0] & DDL__PLACE_LEFT) == 0);
+    ddl__place_leave(&c);
+    CHECK((places[0] & DDL__PLACE_LEFT) != 0);
+    ddl__place_wait(&c, UINT64_MAX / 2);
+    CHECK((places[0] & DDL__PLACE_LEFT) == 0);
+    ddl__place_sleep(&c);
+    CHECK(places[0] == 0);
+    ddl__place_leave(&c);
+    CHECK((places[0] & DDL__PLACE_LEFT) != 0 && (places[0] & DDL__PLACE_CORE) != 0);
+    ddl__place_sleep(&c);
+    CHECK(places[0] == 0);
 }
 
 /* Ranks that take turns on a core are nobody who computes: a yield is as long as all their turns. */
@@ -174,18 +234,6 @@ TEST(a_long_yield_is_longer_the_more_ranks_take_turns) {
         yields(&c, 1, (uint64_t)of[i].turns * DDL__LONG_YIELD_NS + 1);
         CHECK(c.yielded_long);
     }
-}
-
-/* The first two cores that this thread may use; false when there is one only. */
-static bool two_cores(int out[2], cpu_set_t *out_allowed) {
-    int found = 0;
-    CHECK_EQ(sched_getaffinity(0, sizeof *out_allowed, out_allowed), 0);
-    for (int i = 0; i < CPU_SETSIZE && found < 2; i++) {
-        if (CPU_ISSET((size_t)i, out_allowed)) {
-            out[found++] = i;
-        }
-    }
-    return found == 2;
 }
 
 TEST(a_set_of_cores_has_a_number) {
@@ -301,7 +349,7 @@ static void pinned(ddl_group *w, void *arg) {
     bool said = false;
     for (double end = test_now_s() + 10 * test_slow(); !said && test_now_s() < end;) {
         ddl__lock(c);
-        ddl__yield(c, false);
+        ddl__yield(c, false, -1);
         said = (c->places[c->rank] & DDL__PLACE_PINNED) != 0;
         ddl__unlock(c);
     }

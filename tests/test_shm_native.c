@@ -256,19 +256,21 @@ TEST(what_nobody_else_can_reach_is_posted_before_they_come) {
     native_world_free(&w);
 }
 
-/* Operations that use the start of the ring only, among some that use all of it: in ordinary memory, two at once. */
-static void tight_rank(shm *t, int rank, int n, void *arg) {
+/* Exchanges, which take the whole ring, among other operations: in ordinary memory, two at once. */
+static void exchanging_rank(shm *t, int rank, int n, void *arg) {
     static const struct {
         int kind;
         uint64_t bytes;
-    } calls[] = {{DDL_ALL_TO_ALL, 256 << 10}, {DDL_ALL_REDUCE, 300 << 10}, {DDL_ALL_TO_ALL, 300004}, {DDL_ALL_TO_ALL, 256 << 10},
-                 {DDL_ALL_GATHER, 100 << 10}, {DDL_BROADCAST, 700 << 10},  {DDL_BARRIER, 0},         {DDL_ALL_TO_ALL, 64 << 10}};
+        bool exchange;
+    } calls[] = {{DDL_ALL_TO_ALL, 256 << 10, true}, {DDL_ALL_REDUCE, 300 << 10, false}, {DDL_ALL_TO_ALL, 300004, true},
+                 {DDL_ALL_TO_ALL, 256 << 10, true}, {DDL_ALL_GATHER, 100 << 10, false}, {DDL_ALL_TO_ALL, 20 << 10, false},
+                 {DDL_BROADCAST, 700 << 10, false}, {DDL_BARRIER, 0, false}, {DDL_ALL_TO_ALL, 500004, true}};
     enum { CALLS = sizeof calls / sizeof calls[0], TIMES = 12 };
     int32_t ranks[MOST_RANKS] = {0, 1, 2, 3};
     buffers b;
     void *set = NULL;
     unsigned seed = (unsigned)rank;
-    int tight = 0;
+    int exchanges = 0;
     job jobs[2];
     (void)arg;
     buffers_make(&b, t, 4 << 20);
@@ -281,48 +283,59 @@ static void tight_rank(shm *t, int rank, int n, void *arg) {
             place(j, &b, (int)(seq % 2));
             pause_at_random(&seed);
             start(t, set, j);
-            tight += j->kind == DDL_ALL_TO_ALL && ((const shm_op *)j->op)->lap == SHM_TIGHT_LAP; /* not those of 64 KiB */
+            CHECK_EQ(shm_exchanges(set, j->op), calls[seq % CALLS].exchange);
+            exchanges += calls[seq % CALLS].exchange;
         }
         finish(t, set, &jobs[ended % 2], &seed);
     }
-    CHECK_EQ(tight, 3 * TIMES);
+    CHECK_EQ(exchanges, 4 * TIMES);
     shm_transport.native_close(t, set);
     buffers_free(&b);
 }
 
-TEST(operations_that_use_the_start_of_the_ring_among_others) {
-    native_world w = {.fn = tight_rank, .cores = 1};
+TEST(exchanges_among_other_operations) {
+    native_world w = {.fn = exchanging_rank, .cores = 1};
     native_world_make(&w, 4);
     ranks_fork(4, native_fork_rank, &w, 200);
     native_world_free(&w);
 }
 
-/* Which those are: an all_to_all of ranks that share cores, of so much that the tensors alone fill the caches. */
-TEST(an_all_to_all_of_1_mib_keeps_to_the_start_of_its_ring) {
-    shm t = {.crowded = true};
-    shm_set set = {.t = &t, .count = 4, .ring_bytes = 480 << 10};
-    shm_op op = {.given = 1 << 20, .call = {.kind = DDL_ALL_TO_ALL, .element_bytes = 4, .bytes = 256 << 10}};
-    CHECK_EQ(shm_lap(&set, &op), SHM_TIGHT_LAP);
-    CHECK(shm_staged_lay_out(&set, &op));
-    CHECK_EQ(op.stride, SHM_TIGHT_LAP / 2);
-    CHECK_EQ(op.end, 7 * set.ring_bytes + SHM_TIGHT_LAP); /* 16 rounds, two of them in each turn of the ring */
-    op.given /= 2;
-    CHECK_EQ(shm_lap(&set, &op), set.ring_bytes);
-    op.given = 4 << 20;
-    CHECK_EQ(shm_lap(&set, &op), set.ring_bytes);
-    op.given = 1 << 20;
-    op.call.kind = DDL_REDUCE_SCATTER;
-    CHECK_EQ(shm_lap(&set, &op), set.ring_bytes);
-    op.call.kind = DDL_ALL_TO_ALL;
-    set.ring_bytes = SHM_TIGHT_LAP - SHM_PAIR;
-    CHECK_EQ(shm_lap(&set, &op), set.ring_bytes);
-    set.ring_bytes = 480 << 10;
-    set.count = 5; /* no place for 16 KiB of each */
-    CHECK_EQ(shm_lap(&set, &op), set.ring_bytes);
-    set.count = 4;
-    op.given = 1 << 20;
-    t.crowded = false;
-    CHECK_EQ(shm_lap(&set, &op), set.ring_bytes);
+/* Which those are: an all_to_all of 3 to 16 ranks that share cores, of more than a ring holds. */
+TEST(an_all_to_all_of_ranks_that_share_cores_goes_by_pairs) {
+    static const uint64_t ring = 416 << 10;
+    static const struct {
+        int kind, count;
+        bool crowded;
+        uint64_t given;
+        bool exchange;
+    } of[] = {{DDL_ALL_TO_ALL, 4, true, (416 << 10) + 16, true}, {DDL_ALL_TO_ALL, 4, true, 416 << 10, false},
+              {DDL_ALL_TO_ALL, 3, true, 64 << 20, true},         {DDL_ALL_TO_ALL, 2, true, 64 << 20, false},
+              {DDL_ALL_TO_ALL, 16, true, 64 << 20, true},        {DDL_ALL_TO_ALL, 17, true, 64 << 20, false},
+              {DDL_ALL_TO_ALL, 4, false, 64 << 20, false},       {DDL_REDUCE_SCATTER, 4, true, 64 << 20, false}};
+    for (size_t i = 0; i < sizeof of / sizeof of[0]; i++) {
+        shm t = {.crowded = of[i].crowded};
+        shm_set set = {.t = &t, .count = of[i].count, .ring_bytes = ring, .position = 12345};
+        shm_op op = {.given = of[i].given, .call = {.kind = of[i].kind, .bytes = of[i].given / (uint64_t)of[i].count}};
+        CHECK_EQ(shm_exchanges(&set, &op), of[i].exchange);
+        if (of[i].exchange) {
+            CHECK(shm_exchange_lay_out(&set, &op));
+            CHECK_EQ(op.end, set.position + ring); /* others begin when it has been ended by all */
+            CHECK(op.part * (uint64_t)set.count <= ring && op.chunk * SHM_EXCHANGE_CHUNKS <= op.part && op.chunk % SHM_LINE == 0);
+        }
+    }
+}
+
+/* No byte of a room is left out, none stands twice, and each chunk lies in one piece in its own room. */
+TEST(rooms_are_filled_in_order) {
+    enum { PART = 3 * SHM_PAIR, END = 5 * PART + 77 };
+    shm_op op = {.part = PART, .chunk = SHM_PAIR + SHM_LINE, .call.bytes = END};
+    for (uint64_t at = 0, n; at < END; at += n) {
+        n = shm_room_span(&op, at, END);
+        CHECK(n > 0 && n <= op.chunk && at + n <= END);
+        for (uint64_t i = 0; i < n; i++) {
+            CHECK_EQ(shm_room_at(&op, 2, at) + i, SHM_RING_AT + 2 * PART + (at + i) % PART);
+        }
+    }
 }
 
 /* ---- blocks of every size ---- */

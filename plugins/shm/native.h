@@ -1,11 +1,13 @@
 /* native: the operations of a set, one after another in the order of their start, and the functions that the core calls.
  * Only the first of a set moves; whoever looks at any of them moves that one. The parts: native_set.h (who, and where),
- * native_small.h (what each kind is; small data), native_bulk.h (larger), native_direct.h (memory that all see). */
+ * native_small.h (what each kind is; small data), native_bulk.h (larger), native_exchange.h (larger all_to_all where ranks
+ * share cores), native_direct.h (memory that all see). */
 #ifndef SHM_NATIVE_H
 #define SHM_NATIVE_H
 
 #include "copy.h"
 #include "native_direct.h"
+#include "native_exchange.h"
 
 /* What progress does for one set before it turns to the next. */
 #define SHM_STEPS 8
@@ -18,7 +20,9 @@ static bool shm_is_small(const shm_set *set, const shm_op *op) { return op->give
 
 static bool shm_staged_lay_out(shm_set *set, shm_op *op) {
     uint64_t parts = shm_kind_of(&op->call)->parts ? (uint64_t)set->count : 1;
-    op->lap = shm_lap(set, op);
+    if (shm_exchanges(set, op)) {
+        return shm_exchange_lay_out(set, op);
+    }
     return shm_splits(set, op) ? shm_split_lay_out(set, op)
                                : shm_lay_out(set, op, op->call.bytes, parts, shm_whole_aim(set, op));
 }
@@ -37,7 +41,9 @@ static int shm_bulk_arrive_step(shm_set *set, shm_op *op) {
         shm_staged_lay_out(set, op);
     }
     op->offered = false;
-    if (shm_splits(set, op)) {
+    if (shm_exchanges(set, op)) {
+        op->step = shm_exchange_step;
+    } else if (shm_splits(set, op)) {
         shm_split_begin(set, op);
     } else {
         shm_whole_begin(set, op);
@@ -46,6 +52,9 @@ static int shm_bulk_arrive_step(shm_set *set, shm_op *op) {
 }
 
 static bool shm_staged_post(shm_set *set, shm_op *op) {
+    if (shm_exchanges(set, op)) {
+        return shm_exchange_post(set, op);
+    }
     return shm_splits(set, op) ? shm_split_post(set, op) : shm_gives(set, &op->call) && shm_post_chunk(set, op);
 }
 
@@ -213,9 +222,13 @@ static ddl_status shm_native_test(void *self, void *set_, void *op_, int32_t loo
             *out_rank = op->differs;
             return op->differs >= 0 ? DDL_ERR_MISMATCH : op->failure;
         }
-        if (!op->ended && (k >= looks || (k == SHM_LOOKS_CROWDED && set->t->crowded && shm_core_is_wanted(set, op)))) {
-            *out_rank = op->awaited < op->until ? op->awaited : -1;
-            return DDL_IN_PROGRESS;
+        bool last = k >= looks, here = false;
+        if (!op->ended && (last || (k == SHM_LOOKS_CROWDED && set->t->crowded))) {
+            int32_t missing = shm_missing(set, op, &here);
+            if (last || here || missing < 0) { /* those who have all come share the work of a larger one */
+                *out_rank = missing;
+                return DDL_IN_PROGRESS;
+            }
         }
     }
     shm_op_give_back(set, op);

@@ -24,16 +24,12 @@
 #define SHM_AHEAD 2 /* rounds that a rank posts before it takes; fewer where the ring begins anew */
 #define SHM_WHOLE_CROWDED (2u << 20) /* of all_reduce: see shm_splits */
 #define SHM_WHOLE_RANKS 8            /* of reduce */
-#define SHM_TIGHT_LEAST (4u << 20) /* of an all_to_all, what all give together; see shm_lap (EPYC, 32 MiB of L3) */
-#define SHM_TIGHT_MOST (16u << 20) /* from here on it is too much for that */
-#define SHM_TIGHT_LAP (128u << 10)
-#define SHM_TIGHT_PART (16u << 10) /* of one rank in a round: no less */
 
-/* A round lies in one piece, in the first `lap` bytes of the ring. It is no longer than half of them: what is skipped
- * behind is never taken by anybody, so a longer one might wait for that for ever. */
-static inline uint64_t shm_ring_place(const shm_set *set, uint64_t lap, uint64_t position, uint64_t stride) {
+/* A round lies in one piece. It is no longer than half of the ring: what is skipped at the end is never taken by anybody, so a
+ * longer one might wait for that for ever. */
+static inline uint64_t shm_ring_place(const shm_set *set, uint64_t position, uint64_t stride) {
     uint64_t used = position % set->ring_bytes;
-    return used + stride > lap ? position - used + set->ring_bytes : position;
+    return used + stride > set->ring_bytes ? position - used + set->ring_bytes : position;
 }
 
 static inline uint64_t shm_ring_at(const shm_set *set, uint64_t position) {
@@ -56,7 +52,7 @@ static inline void shm_walk_on(const shm_set *set, const shm_op *op, shm_walk *w
     walk->at += span - walk->at < op->chunk ? span - walk->at : op->chunk;
     walk->position += op->stride;
     if (walk->at < span) {
-        walk->position = shm_ring_place(set, op->lap, walk->position, op->stride);
+        walk->position = shm_ring_place(set, walk->position, op->stride);
     }
 }
 
@@ -72,10 +68,9 @@ static uint64_t shm_unit(const shm_op *op, uint64_t most) {
 
 static uint64_t shm_round_to(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-/* Lays the rounds out in the first `lap` bytes of the ring. `parts` chunks of one round stand side by side there.
- * False: no element fits. */
+/* Lays the rounds out. `parts` chunks of one stand side by side in the ring. False: no element fits. */
 static bool shm_lay_out(shm_set *set, shm_op *op, uint64_t span, uint64_t parts, uint64_t aim) {
-    uint64_t room = op->lap / 2 / parts / SHM_PAIR * SHM_PAIR;
+    uint64_t room = set->ring_bytes / 2 / parts / SHM_PAIR * SHM_PAIR;
     uint64_t most = aim < room ? aim : room, unit = shm_unit(op, most);
     if (unit > most) {
         return false;
@@ -83,7 +78,7 @@ static bool shm_lay_out(shm_set *set, shm_op *op, uint64_t span, uint64_t parts,
     op->chunk = most / unit * unit;
     op->chunk = op->chunk < span ? op->chunk : span;
     op->stride = shm_round_to(op->chunk * parts, SHM_PAIR);
-    shm_walk walk = {0, shm_ring_place(set, op->lap, set->position, op->stride)};
+    shm_walk walk = {0, shm_ring_place(set, set->position, op->stride)};
     op->post = op->reduce = op->take = walk;
     while (walk.at < span) {
         shm_walk_on(set, op, &walk, span);
@@ -119,14 +114,12 @@ static bool shm_is_far(const shm_set *set, const shm_op *op) {
            (k->takes == SHM_FROM_THE_ROOT && op->call.bytes >= SHM_FAR_BYTES);
 }
 
-/* Bytes of the ring that an operation uses. An all_to_all moves each byte once only, from one place to another: where
- * ranks share cores, and their tensors alone about fill the caches, it leaves most of its ring untouched. */
-static uint64_t shm_lap(const shm_set *set, const shm_op *op) {
-    const shm_kind *k = shm_kind_of(&op->call);
-    uint64_t ranks = (uint64_t)set->count, all = op->given * ranks;
-    bool tight = set->t->crowded && k->parts && k->takes == SHM_EACH && all >= SHM_TIGHT_LEAST && all < SHM_TIGHT_MOST;
-    bool fits = SHM_TIGHT_LAP < set->ring_bytes && SHM_TIGHT_LAP / 2 / ranks >= SHM_TIGHT_PART;
-    return tight && fits ? SHM_TIGHT_LAP : set->ring_bytes;
+static inline void shm_copy_result(void *to, const void *from, uint64_t bytes, bool far) {
+    if (far) {
+        shm_copy_past(to, from, bytes);
+    } else {
+        shm_memcpy(to, from, bytes);
+    }
 }
 
 /* shm_get of a far result. */
@@ -322,7 +315,7 @@ static bool shm_splits(const shm_set *set, const shm_op *op) {
 static bool shm_split_lay_out(shm_set *set, shm_op *op) {
     uint64_t ranks = (uint64_t)set->count, aim = op->call.bytes / 4 / ranks;
     aim = aim < SHM_SPLIT_PART ? aim : SHM_SPLIT_PART;
-    uint64_t room = op->lap / 2 / ranks, unit = shm_unit(op, room);
+    uint64_t room = set->ring_bytes / 2 / ranks, unit = shm_unit(op, room);
     aim = shm_round_to(aim < 1024 ? 1024 : aim, unit);
     aim = aim < room ? aim : room / unit * unit;
     if (unit > room) {
@@ -331,7 +324,7 @@ static bool shm_split_lay_out(shm_set *set, shm_op *op) {
     op->part = unit;
     op->chunk = aim * ranks; /* may exceed the tensor: then there is one round, with smaller parts */
     op->stride = shm_round_to(op->chunk, SHM_PAIR);
-    shm_walk walk = {0, shm_ring_place(set, op->lap, set->position, op->stride)};
+    shm_walk walk = {0, shm_ring_place(set, set->position, op->stride)};
     op->post = op->reduce = op->take = walk;
     while (walk.at < op->call.bytes) {
         shm_walk_on(set, op, &walk, op->call.bytes);

@@ -340,7 +340,7 @@ static void shm_write_begin(shm_set *set, shm_op *op) {
     op->part = op->part < least ? shm_round_to(least, unit) : op->part;
     op->chunk = block / unit * unit;
     op->stride = 2 * shm_page(set) + block;
-    op->post.position = shm_ring_place(set, set->ring_bytes, set->position, op->stride);
+    op->post.position = shm_ring_place(set, set->position, op->stride);
     op->reduce.at = 0;
     op->end = op->post.position + op->stride;
     op->step = shm_write_step;

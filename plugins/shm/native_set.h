@@ -4,6 +4,7 @@
  *
  *     ended, posted, reduced, taken   counters that only grow, a cache line pair each; a reader waits for "at least"
  *     cancelled                       this rank has given an operation up: what it showed may not be believed any more
+ *     pairs                           the same for one other rank: native_exchange.h
  *     lines                           arrivals, by sequence modulo SHM_LINES; up to 104 bytes of data with them
  *     slots                           up to 8 KiB of data that came with a line, by sequence modulo SHM_SLOTS
  *     ring                            larger data, by position modulo its size (native_bulk.h)
@@ -29,6 +30,7 @@
 #define SHM_PIECES 8        /* that staging is cut into; one is 128 KiB at least */
 #define SHM_PIECE_LEAST (128u << 10)
 #define SHM_OPS 16          /* that a set has ready; more are allocated when more are queued at once */
+#define SHM_EXCHANGE_RANKS 16 /* more go in rounds */
 #define SHM_PAIR 128        /* cache lines are fetched in pairs */
 
 typedef struct shm_count {
@@ -42,12 +44,19 @@ typedef struct shm_line {
     uint8_t data[SHM_LINE_DATA];
 } shm_line;
 
+/* What a rank says to one other in an exchange: bytes in all, and never modulo. */
+typedef struct shm_pair {
+    _Alignas(SHM_PAIR) _Atomic uint64_t sent;
+    _Atomic uint64_t got;
+} shm_pair;
+
 typedef struct shm_face {
     shm_count ended;   /* operations, by sequence; written in kinds where some need not wait for all */
     shm_count posted;  /* positions of the ring, counted since the set began and never modulo */
     shm_count reduced;
     shm_count taken;
     _Alignas(SHM_PAIR) _Atomic uint32_t cancelled;
+    shm_pair pairs[SHM_EXCHANGE_RANKS];
     shm_line lines[SHM_LINES];
     _Alignas(SHM_PAIR) uint8_t slots[SHM_SLOTS][SHM_SLOT_BYTES];
 } shm_face;
@@ -77,9 +86,8 @@ typedef struct shm_op {
     bool offered;  /* others may write into out */
     bool laid_out; /* its rounds are, and some may be posted, before others have come */
     /* larger operations: native_bulk.h, native_direct.h */
-    uint64_t lap;           /* bytes of the ring that it uses */
     uint64_t chunk, stride; /* bytes of a round: of the tensor (or of a part), and in the ring */
-    uint64_t part;          /* of this rank, where each has one */
+    uint64_t part;          /* of this rank, where each has one; of the ring, in an exchange */
     uint64_t end;           /* position after the last round */
     uint64_t head, tail;    /* of a result that is written directly: see shm_edges */
     shm_walk post, reduce, take;
@@ -104,6 +112,7 @@ typedef struct shm_set {
     uint64_t small_most; /* bytes that a rank gives in an operation by slots */
     uint64_t ring_bytes;
     uint64_t floor;    /* every rank has ended all operations up to this one */
+    uint64_t exchanged; /* bytes of each rank for each other one, in the exchanges that are over */
     uint64_t position; /* of the ring, where the next large operation begins */
     uint64_t sees;     /* of the arenas of all others: native_direct.h */
     uint64_t needed;   /* to see what was last offered */

@@ -273,23 +273,22 @@ static void shm_look_around(shm_set *set, uint64_t sequence, uint64_t given, int
     shm_tell_distant(set);
 }
 
-/* Of ranks that share cores: is one that has not come yet on this rank's own core, as far as its last arrival tells? Then
- * nothing will come until this core is given away; else giving it away costs more than the arrival is likely to take. */
-static bool shm_core_is_wanted(const shm_set *set, const shm_op *op) {
+/* A rank that has not come yet; of several one on this rank's own core, as far as its last arrival tells: nothing comes of
+ * that until this core is given away. -1: all have come. */
+static int32_t shm_missing(const shm_set *set, const shm_op *op, bool *out_here) {
     uint64_t sequence = op->call.sequence;
-    int64_t here = sched_getcpu();
-    if (op->awaited == op->until) {
-        return true; /* all have come, and share the work of a larger one */
-    }
-    for (int32_t j = op->awaited; j < op->until; j++) {
+    int64_t here = set->t->crowded ? sched_getcpu() : -1;
+    *out_here = false;
+    for (int32_t j = op->awaited; j < op->until && here >= 0; j++) {
         const shm_line *lines = shm_face_of(set, j)->lines;
         bool came = atomic_load_explicit(&lines[sequence % SHM_LINES].sequence, memory_order_relaxed) == sequence;
         if (j != set->rank && !came &&
             atomic_load_explicit(&lines[(sequence - 1) % SHM_LINES].core, memory_order_relaxed) == here) {
-            return true;
+            *out_here = true;
+            return j;
         }
     }
-    return false;
+    return op->awaited < op->until ? op->awaited : -1;
 }
 
 /* What the others may conclude from the end of an operation. Where all wait for all, the next arrival says it. */

@@ -271,7 +271,7 @@ static uint64_t shm_arena_offer(void) {
 /* False: a setting makes no sense, and was told so. */
 static bool shm_address_make(shm *t) {
     shm_address *a = &t->address;
-    memcpy(a->magic, "ddlshm10", 8);
+    memcpy(a->magic, "ddlshm11", 8);
     a->page_bytes = (uint32_t)sysconf(_SC_PAGESIZE);
     a->uid = (uint32_t)geteuid();
     a->arena_bytes = shm_arena_offer();

@@ -183,11 +183,17 @@ static ddl_status ddl__fast_wait(ddl_group *g, void *native, uint64_t *out_end_n
     for (int32_t round = 0;; round++) {
         ddl_status status = g->native.table->native_test(g->native.self, g->native.set, native, DDL__FAST_LOOKS, &rank);
         bool wanted = ddl__lock_is_wanted(c);
-        if (status != DDL_IN_PROGRESS || round == DDL__FAST_YIELDS || c->yielded_long || wanted) {
+        int32_t missing = status == DDL_IN_PROGRESS ? ddl__native_rank(g, rank) : -1;
+        missing = missing >= 0 ? g->ranks[missing] : -1;
+        if (status != DDL_IN_PROGRESS || round == DDL__FAST_YIELDS || wanted ||
+            (c->yielded_long && !ddl__computes_here(c, missing))) {
+            if (round > 0) {
+                ddl__place_leave(c);
+            }
             return status;
         }
         *out_last = rank >= 0 ? rank : *out_last;
-        ddl__yield(c, false);
+        ddl__yield(c, false, missing);
         *out_end_ns = ddl__about_ns(c);
     }
 }

@@ -227,6 +227,11 @@ static bool ddl__native_look(ddl_context *c, ddl__op *op, int32_t looks) {
     return true;
 }
 
+static int32_t ddl__natives_miss(const ddl_context *c) {
+    const ddl__op *op = c->natives;
+    return op != NULL && op->native_waits >= 0 ? op->group->ranks[op->native_waits] : -1;
+}
+
 static int32_t ddl__natives_poll(ddl_context *c) {
     int32_t moved = 0;
     for (ddl__op *op = c->natives, *next; op != NULL; op = next) {

@@ -84,7 +84,7 @@ typedef struct ddl__op {
     void *native;              /* what a transport runs for the step native_step ... */
     ddl_status native_refused; /* ... NULL: it could not begin, and why */
     uint32_t native_step;
-    int32_t native_waits; /* a rank whose part is missing; -1: not known */
+    int32_t native_waits; /* a rank whose part is missing; -1: none, or not known */
     int32_t last_peer; /* whose part came last; -1: none has come */
     uint32_t natives_left; /* native steps that have not begun */
     uint32_t native_parked; /* one that is ready, before its turn; DDL__NO_STEP: none */

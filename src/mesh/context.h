@@ -217,7 +217,7 @@ struct ddl_context {
     _Atomic unsigned char *board; /* goodbyes, by world rank: see board.h; NULL: there is none */
     int32_t board_fd;
     _Atomic uint64_t *places; /* on the board too: where each rank waits, see cores.h */
-    bool spread, place_pinned;
+    bool spread, place_pinned, place_left;
     int32_t place_core, crowd_looks;
     uint64_t place_ns, moved_ns, move_pause_ns;
     struct ddl__page *page; /* what ddl-info --attach reads: see page.h; NULL: there is none */

@@ -11,8 +11,9 @@
 
 enum {
     DDL__PLACE_PINNED = 1 << 16, /* of a place: the program allows that thread one core alone */
+    DDL__PLACE_LEFT = 1 << 17, /* it waits no more: it computes */
     DDL__PLACE_CORE = (1 << 16) - 1,
-    DDL__PLACE_STAMP_SHIFT = 17,
+    DDL__PLACE_STAMP_SHIFT = 18,
     DDL__PLACE_FRESH = 50,       /* milliseconds (of 2^20 ns) that a place is believed */
     DDL__CROWD_LOOKS = 2         /* in a row must find it too full: wake-ups share a core for a moment */
 };
@@ -23,7 +24,7 @@ enum {
 #define DDL__MOVE_NS (10 * DDL__NS_PER_MS)
 #define DDL__MOVE_NS_MAX (640 * DDL__NS_PER_MS)
 
-/* A place in one word, so that it is read whole: core + 1, whether pinned, and when. 0: nowhere. */
+/* A place in one word, so that it is read whole: core + 1, whether pinned, and when; DDL__PLACE_LEFT. 0: nowhere. */
 static inline uint64_t ddl__place_make(int32_t core, bool pinned, uint64_t now_ns) {
     return (now_ns >> 20) << DDL__PLACE_STAMP_SHIFT | (pinned ? (uint64_t)DDL__PLACE_PINNED : 0) |
            (uint64_t)(core + 1);
@@ -85,6 +86,7 @@ static bool ddl__cores_move(int32_t core, const cpu_set_t *allowed) {
 static void ddl__place_say(ddl_context *c, int32_t core, bool pinned, uint64_t now) {
     c->place_core = core;
     c->place_pinned = pinned;
+    c->place_left = false;
     atomic_store_explicit(&c->places[c->rank], ddl__place_make(core, pinned, now), memory_order_relaxed);
 }
 
@@ -122,13 +124,23 @@ static inline void ddl__place_wait(ddl_context *c, uint64_t now) {
     }
     if (now - c->place_ns >= (uint64_t)DDL__PLACE_LOOK_NS) {
         ddl__place_look(c, core, now);
-    } else if (core != c->place_core) {
+    } else if (core != c->place_core || c->place_left) {
         ddl__place_say(c, core, c->place_pinned, now);
     }
 }
 
-/* Whether a rank waits on the core that this one is on, as far as it has said: what is expected from it comes when the
- * core is given away, and not before. */
+/* A wait is over. Who slept in it says only where it woke, as of long ago: nobody counts it there (ddl__place_core). */
+static inline void ddl__place_leave(ddl_context *c) {
+    if (c->spread && !c->place_left) {
+        uint64_t place = atomic_load_explicit(&c->places[c->rank], memory_order_relaxed); /* our own word */
+        place = place != 0 ? place : ddl__place_make(sched_getcpu(), false, 0);
+        c->place_left = true;
+        atomic_store_explicit(&c->places[c->rank], place | DDL__PLACE_LEFT, memory_order_relaxed); /* a hint */
+    }
+}
+
+/* Whether a rank waits, or last waited, on the core that this one is on, as far as it said: what is expected from it
+ * comes when the core is given away, and not before. */
 static inline bool ddl__shares_core(const ddl_context *c, int32_t rank) {
     if (!c->spread || rank < 0) {
         return false;
@@ -137,10 +149,17 @@ static inline bool ddl__shares_core(const ddl_context *c, int32_t rank) {
     return (place & DDL__PLACE_CORE) != 0 && (int32_t)(place & DDL__PLACE_CORE) - 1 == sched_getcpu();
 }
 
+/* The same of one that computes: it takes its time, however often it gets the core. */
+static inline bool ddl__computes_here(const ddl_context *c, int32_t rank) {
+    return ddl__shares_core(c, rank) &&
+           (atomic_load_explicit(&c->places[rank], memory_order_relaxed) & DDL__PLACE_LEFT) != 0;
+}
+
 /* It sleeps: whichever core it had is free. */
 static inline void ddl__place_sleep(ddl_context *c) {
-    if (c->spread && c->place_core >= 0) {
+    if (c->spread && (c->place_core >= 0 || c->place_left)) {
         c->place_core = -1;
+        c->place_left = false;
         atomic_store_explicit(&c->places[c->rank], 0, memory_order_relaxed);
     }
 }

@@ -30,6 +30,8 @@ enum {
 
 /* Engine room: looks at operations that transports run by themselves. Returns how many moved. */
 static int32_t ddl__natives_poll(ddl_context *c);
+/* Engine room: the rank that the one that ends next misses, by its last look; -1: none, or not known. */
+static int32_t ddl__natives_miss(const ddl_context *c);
 /* Engine room: looks at messages of operations that have ended. Returns how many. */
 static int32_t ddl__messages_poll(ddl_context *c);
 /* Device room: looks at copies that are under way. Returns how many ended. */
@@ -205,9 +207,13 @@ static bool ddl__is_crowded(const ddl_context *c) { return ddl__core_threads(c) 
 
 /* Somebody who computes had the core: the next yields may cost a time slice each, and a sleeper is woken at once. So a
  * wait sleeps soon after a long yield. After three, with few short ones between, the next 8 sleeps come without any,
- * after the next long one 16, and so on. One or two come of ranks that write their tensors before they meet. */
-static void ddl__yielded(ddl_context *c, uint64_t ns) {
+ * after the next long one 16, and so on. One or two come of ranks that write their tensors before they meet.
+ * Not judged is a yield to the very rank that was missing, and computed here: it had to be, and a sleep is dearer. */
+static void ddl__yielded(ddl_context *c, uint64_t ns, bool computed) {
     int32_t cores = DDL__MAX(c->cores, 1), turns = (ddl__core_threads(c) + cores - 1) / cores; /* on one core */
+    if (computed) {
+        return;
+    }
     c->yielded_long = ns > DDL__LONG_YIELD_NS * (uint64_t)DDL__MAX(turns, 2);
     if (c->yielded_long) {
         c->short_yields = 0;
@@ -219,9 +225,11 @@ static void ddl__yielded(ddl_context *c, uint64_t ns) {
 }
 
 /* Gives whoever else wants the core its turn: a rank that spins through its time slice on a busy machine may be keeping
- * the very rank from running that it waits for. On an idle core a yield is about as long as the poll. */
-static void ddl__yield(ddl_context *c, bool unlocked) {
+ * the very rank from running that it waits for. On an idle core a yield is about as long as the poll. missing: the rank
+ * without which an operation of all cannot end, -1: not known. */
+static void ddl__yield(ddl_context *c, bool unlocked, int32_t missing) {
     uint64_t before = ddl__about_ns(c);
+    bool computes = ddl__computes_here(c, missing);
     ddl__place_wait(c, before);
     if (unlocked) {
         ddl__unlock(c);
@@ -231,7 +239,7 @@ static void ddl__yield(ddl_context *c, bool unlocked) {
     if (unlocked) {
         ddl__lock_last(c);
     }
-    ddl__yielded(c, after - before);
+    ddl__yielded(c, after - before, computes);
 }
 
 static bool ddl__lock_is_wanted(const ddl_context *c) {
@@ -239,10 +247,10 @@ static bool ddl__lock_is_wanted(const ddl_context *c) {
 }
 
 /* The same, and other threads of this context too. */
-static void ddl__give_way(ddl_context *c) {
+static void ddl__give_way(ddl_context *c, int32_t missing) {
     bool wanted = ddl__lock_is_wanted(c);
     c->lock_passed = wanted ? c->lock_passed : 0;
-    ddl__yield(c, wanted);
+    ddl__yield(c, wanted, missing);
 }
 
 /* Not the poller: sleeps until something changed. */
@@ -278,8 +286,8 @@ static int32_t ddl__spin_limit(const ddl_context *c, int32_t expect) {
 }
 
 /* How many empty polls come before sleep; all looks at memory until the core is given away are one. */
-static int32_t ddl__poll_limit(const ddl_context *c) {
-    if (c->yielded_long) {
+static int32_t ddl__poll_limit(const ddl_context *c, int32_t missing) {
+    if (c->yielded_long && !ddl__computes_here(c, missing)) {
         return c->sleeps_at_once > 0 ? 1 : DDL__POLLS_YIELDED;
     }
     return ddl__is_crowded(c) ? DDL__POLLS_CROWDED : DDL__POLLS_ALONE;
@@ -310,8 +318,8 @@ static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
     c->page_doing = NULL;
     for (uint32_t round = 1;; round++) {
         int32_t expect = w->expect != NULL ? w->expect(c, w->arg) : -1;
-        int32_t looks = ddl__spin_limit(c, expect), limit = ddl__poll_limit(c);
-        int32_t events = ddl__poll(c, expect);
+        int32_t events = ddl__poll(c, expect), missing = ddl__natives_miss(c);
+        int32_t looks = ddl__spin_limit(c, expect), limit = ddl__poll_limit(c, missing);
         ddl__run_pumps(c);
         if (w->done(c, w->arg)) {
             return true;
@@ -323,12 +331,12 @@ static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
         empty = events > 0 ? 0 : empty + (looks == DDL__SPINS_CALLS ? looks : 1);
         if (events > 0 && round % 256 != 0) {
             if (ddl__lock_is_wanted(c)) {
-                ddl__give_way(c);
+                ddl__give_way(c, missing);
             }
             continue;
         }
         if (empty < limit && empty % 64 != 0) {
-            ddl__give_way(c);
+            ddl__give_way(c, missing);
             continue;
         }
         uint64_t now = ddl__now_ns();
@@ -346,7 +354,7 @@ static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
             /* Nothing there: back to sleep soon, an idle rank costs nothing. */
             empty = DDL__MAX(limit - DDL__POLLS_AFTER_SLEEP, 0);
         } else {
-            ddl__give_way(c);
+            ddl__give_way(c, missing);
         }
     }
 }
@@ -357,6 +365,7 @@ static bool ddl__wait_for(ddl_context *c, const ddl__wait *w) {
         if (!c->polling) {
             c->polling = true;
             bool done = ddl__poll_until(c, w);
+            ddl__place_leave(c);
             c->polling = false;
             ddl__changed(c); /* another takes over */
             return done;

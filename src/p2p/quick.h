@@ -153,9 +153,12 @@ static bool ddl__peek_shortly(ddl_context *c, const ddl__link *l, int32_t world,
         bool wanted = ddl__lock_is_wanted(c);
         if (status != DDL_IN_PROGRESS || yields == DDL__YIELDS_SHORTLY || wanted || c->yielded_long ||
             !ddl__is_crowded(c)) {
+            if (yields > 0) {
+                ddl__place_leave(c);
+            }
             return status == DDL_OK;
         }
-        ddl__yield(c, false);
+        ddl__yield(c, false, -1);
     }
 }
 
