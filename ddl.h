@@ -1684,8 +1684,9 @@ typedef struct ddl_transport {
     ddl_status (*native_start)(void *self, void *set, const ddl_native_call *call, void **out_op);
     /* Looks at an operation up to `looks` times, without giving the core away; fewer, where ranks share cores and one
      * that has not come needs this one. DDL_OK when it has ended and is gone, DDL_IN_PROGRESS while it waits for rank
-     * *out_rank of the set (of several for one that needs this core; -1: none is missing), or DDL_ERR_MISMATCH when
-     * that rank has begun it with another signature; then nothing was written to out, and it waits for a cancel. */
+     * *out_rank of the set (of several for one that needs this core; -1: none is missing, or not known), or
+     * DDL_ERR_MISMATCH when that rank has begun it with another signature; then nothing was written to out, and it waits
+     * for a cancel. */
     ddl_status (*native_test)(void *self, void *set, void *op, int32_t looks, int32_t *out_rank);
     /* Gives an operation up, because a rank died, called something else, or time is over: on return its buffers are not
      * touched any more, by no rank. The set serves no further operation. */
@@ -16516,7 +16517,7 @@ static void ddl__pass_close(ddl_context *c) {
 
 /* >>mesh/board */
 /* mesh: the board, memory that the ranks of a host share. For each rank it has a byte, its goodbye, and then a word
- * that says on which core it waits (cores.h). A rank that leaves in order sets its byte before its process can end,
+ * that says on which core it waits, or waited before it computed (cores.h). A rank that leaves in order sets its byte before its process can end,
  * so that whoever sees the process gone knows at once which it was: a goodbye message may still be in a socket, and
  * most ranks of a host are not connected to each other.
  *
@@ -16589,6 +16590,8 @@ static void ddl__board_close(ddl_context *c) {
 /* Release: everything this rank did stands before its goodbye. */
 static void ddl__board_leave(ddl_context *c) {
     if (c->board != NULL) {
+        c->spread = false;
+        atomic_store_explicit(&c->places[c->rank], 0, memory_order_relaxed); /* only a hint: it computes nowhere */
         atomic_store_explicit(&c->board[c->rank], 1, memory_order_release);
     }
 }
@@ -16642,7 +16645,7 @@ static int32_t ddl__place_core(uint64_t place, uint64_t now_ns, const cpu_set_t 
 
 /* Where rank `me` should go: a core of `allowed`, or -1: it stays. A core is too full when another has at least two
  * fewer; the highest rank on it that is not pinned goes, to the core with the fewest; of several the nearest by number.
- * Ranks that wait elsewhere, or have not said so of late, do not count. */
+ * Ranks that wait elsewhere, or have not said so of late, do not count; those that computed since do. */
 static int32_t ddl__cores_choose(const _Atomic uint64_t *places, int32_t count, int32_t me, uint64_t now_ns,
                                  const cpu_set_t *allowed) {
     uint16_t load[CPU_SETSIZE] = {0};
@@ -16684,6 +16687,11 @@ static bool ddl__cores_move(int32_t core, const cpu_set_t *allowed) {
     }
     return true;
 }
+
+/* Threads of ranks on the cores of this one; with a progress thread each rank has two that want one. */
+static int32_t ddl__core_threads(const ddl_context *c) { return (c->has_thread ? 2 : 1) * c->core_ranks; }
+
+static bool ddl__is_crowded(const ddl_context *c) { return ddl__core_threads(c) > c->cores; }
 
 static void ddl__place_say(ddl_context *c, int32_t core, bool pinned, uint64_t now) {
     c->place_core = core;
@@ -16731,9 +16739,10 @@ static inline void ddl__place_wait(ddl_context *c, uint64_t now) {
     }
 }
 
-/* A wait is over. Who slept in it says only where it woke, as of long ago: nobody counts it there (ddl__place_core). */
+/* A wait is over; the rank counts where it waited for a little longer, as it will wait again (ddl__cores_choose). Who
+ * slept says only where it woke, as of long ago: nobody counts it there. */
 static inline void ddl__place_leave(ddl_context *c) {
-    if (c->spread && !c->place_left) {
+    if (c->spread && !c->place_left && ddl__is_crowded(c)) {
         uint64_t place = atomic_load_explicit(&c->places[c->rank], memory_order_relaxed); /* our own word */
         place = place != 0 ? place : ddl__place_make(sched_getcpu(), false, 0);
         c->place_left = true;
@@ -17365,34 +17374,32 @@ static void ddl__lock_last(ddl_context *c) {
     c->lock_passed = waiters;
 }
 
-/* Threads of ranks on the cores of this one; with a progress thread each rank has two that want one. */
-static int32_t ddl__core_threads(const ddl_context *c) { return (c->has_thread ? 2 : 1) * c->core_ranks; }
-
-static bool ddl__is_crowded(const ddl_context *c) { return ddl__core_threads(c) > c->cores; }
-
 /* Somebody who computes had the core: the next yields may cost a time slice each, and a sleeper is woken at once. So a
  * wait sleeps soon after a long yield. After three, with few short ones between, the next 8 sleeps come without any,
  * after the next long one 16, and so on. One or two come of ranks that write their tensors before they meet.
- * Not judged is a yield to the very rank that was missing, and computed here: it had to be, and a sleep is dearer. */
-static void ddl__yielded(ddl_context *c, uint64_t ns, bool computed) {
+ * Excused is a long yield to the very rank that was missing, and computed here: it had to be, and a sleep is dearer.
+ * Returns whether it was long. */
+static bool ddl__yielded(ddl_context *c, uint64_t ns, bool computed) {
     int32_t cores = DDL__MAX(c->cores, 1), turns = (ddl__core_threads(c) + cores - 1) / cores; /* on one core */
-    if (computed) {
-        return;
+    bool is_long = ns > DDL__LONG_YIELD_NS * (uint64_t)DDL__MAX(turns, 2);
+    if (is_long && computed) {
+        return true;
     }
-    c->yielded_long = ns > DDL__LONG_YIELD_NS * (uint64_t)DDL__MAX(turns, 2);
-    if (c->yielded_long) {
+    c->yielded_long = is_long;
+    if (is_long) {
         c->short_yields = 0;
         c->long_yields += c->long_yields < DDL__LONG_YIELDS_MOST;
         c->sleeps_at_once = c->long_yields < DDL__LONG_YIELDS ? 0 : 1 << c->long_yields;
     } else if (c->long_yields > 0 && ++c->short_yields == DDL__SHORT_YIELDS) {
         c->long_yields = 0;
     }
+    return is_long;
 }
 
 /* Gives whoever else wants the core its turn: a rank that spins through its time slice on a busy machine may be keeping
  * the very rank from running that it waits for. On an idle core a yield is about as long as the poll. missing: the rank
- * without which an operation of all cannot end, -1: not known. */
-static void ddl__yield(ddl_context *c, bool unlocked, int32_t missing) {
+ * without which an operation of all cannot end, -1: not known. Returns whether it took long. */
+static bool ddl__yield(ddl_context *c, bool unlocked, int32_t missing) {
     uint64_t before = ddl__about_ns(c);
     bool computes = ddl__computes_here(c, missing);
     ddl__place_wait(c, before);
@@ -17404,7 +17411,7 @@ static void ddl__yield(ddl_context *c, bool unlocked, int32_t missing) {
     if (unlocked) {
         ddl__lock_last(c);
     }
-    ddl__yielded(c, after - before, computes);
+    return ddl__yielded(c, after - before, computes);
 }
 
 static bool ddl__lock_is_wanted(const ddl_context *c) {
@@ -17412,10 +17419,10 @@ static bool ddl__lock_is_wanted(const ddl_context *c) {
 }
 
 /* The same, and other threads of this context too. */
-static void ddl__give_way(ddl_context *c, int32_t missing) {
+static bool ddl__give_way(ddl_context *c, int32_t missing) {
     bool wanted = ddl__lock_is_wanted(c);
     c->lock_passed = wanted ? c->lock_passed : 0;
-    ddl__yield(c, wanted, missing);
+    return ddl__yield(c, wanted, missing);
 }
 
 /* Not the poller: sleeps until something changed. */
@@ -17477,13 +17484,15 @@ static bool ddl__wait_shortly(ddl_context *c, const ddl__wait *w) {
     return false;
 }
 
-/* Polls until it is done, its deadline has passed or the context is aborted. Returns done. */
+/* Polls until it is done, its deadline has passed or the context is aborted. Returns done. What yields cost in time is
+ * bounded: after a long one deadlines and peers are looked at, and after the first in a wait none is excused. */
 static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
-    int32_t empty = 0, spins = 0;
+    int32_t empty = 0, spins = 0, long_yields = 0;
+    bool took_long = false;
     c->page_doing = NULL;
     for (uint32_t round = 1;; round++) {
         int32_t expect = w->expect != NULL ? w->expect(c, w->arg) : -1;
-        int32_t events = ddl__poll(c, expect), missing = ddl__natives_miss(c);
+        int32_t events = ddl__poll(c, expect), missing = long_yields == 0 ? ddl__natives_miss(c) : -1;
         int32_t looks = ddl__spin_limit(c, expect), limit = ddl__poll_limit(c, missing);
         ddl__run_pumps(c);
         if (w->done(c, w->arg)) {
@@ -17494,16 +17503,17 @@ static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
             continue;
         }
         empty = events > 0 ? 0 : empty + (looks == DDL__SPINS_CALLS ? looks : 1);
-        if (events > 0 && round % 256 != 0) {
+        if (!took_long && events > 0 && round % 256 != 0) {
             if (ddl__lock_is_wanted(c)) {
-                ddl__give_way(c, missing);
+                long_yields += took_long = ddl__give_way(c, missing);
             }
             continue;
         }
-        if (empty < limit && empty % 64 != 0) {
-            ddl__give_way(c, missing);
+        if (!took_long && empty < limit && empty % 64 != 0) {
+            long_yields += took_long = ddl__give_way(c, missing);
             continue;
         }
+        took_long = false;
         uint64_t now = ddl__now_ns();
         ddl__look(c, now);
         w->tick(c, w->arg, now);
@@ -17519,7 +17529,7 @@ static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
             /* Nothing there: back to sleep soon, an idle rank costs nothing. */
             empty = DDL__MAX(limit - DDL__POLLS_AFTER_SLEEP, 0);
         } else {
-            ddl__give_way(c, missing);
+            long_yields += took_long = ddl__give_way(c, missing);
         }
     }
 }
@@ -25777,17 +25787,18 @@ static ddl_status ddl__fast_adopt(ddl_group *g, ddl__fast *f, ddl_status begun, 
     return status;
 }
 
-/* Waits a little; *out_end_ns is then about now, unless it is over in one go: the clock costs more than it would tell.
- * The lock is kept: nobody else knows of the operation yet. */
+/* Waits a little, until a yield takes long; *out_end_ns is then about now, unless it is over in one go: the clock costs
+ * more than it would tell. The lock is kept: nobody else knows of the operation yet. */
 static ddl_status ddl__fast_wait(ddl_group *g, void *native, uint64_t *out_end_ns, int32_t *out_last) {
     ddl_context *c = g->context;
     int32_t rank = -1;
+    bool took_long = false;
     for (int32_t round = 0;; round++) {
         ddl_status status = g->native.table->native_test(g->native.self, g->native.set, native, DDL__FAST_LOOKS, &rank);
         bool wanted = ddl__lock_is_wanted(c);
         int32_t missing = status == DDL_IN_PROGRESS ? ddl__native_rank(g, rank) : -1;
         missing = missing >= 0 ? g->ranks[missing] : -1;
-        if (status != DDL_IN_PROGRESS || round == DDL__FAST_YIELDS || wanted ||
+        if (status != DDL_IN_PROGRESS || round == DDL__FAST_YIELDS || wanted || took_long ||
             (c->yielded_long && !ddl__computes_here(c, missing))) {
             if (round > 0) {
                 ddl__place_leave(c);
@@ -25795,7 +25806,7 @@ static ddl_status ddl__fast_wait(ddl_group *g, void *native, uint64_t *out_end_n
             return status;
         }
         *out_last = rank >= 0 ? rank : *out_last;
-        ddl__yield(c, false, missing);
+        took_long = ddl__yield(c, false, missing);
         *out_end_ns = ddl__about_ns(c);
     }
 }

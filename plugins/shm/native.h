@@ -21,7 +21,8 @@ static bool shm_is_small(const shm_set *set, const shm_op *op) { return op->give
 static bool shm_staged_lay_out(shm_set *set, shm_op *op) {
     uint64_t parts = shm_kind_of(&op->call)->parts ? (uint64_t)set->count : 1;
     if (shm_exchanges(set, op)) {
-        return shm_exchange_lay_out(set, op);
+        shm_exchange_lay_out(set, op);
+        return true; /* shm_native_cost_ns has looked */
     }
     return shm_splits(set, op) ? shm_split_lay_out(set, op)
                                : shm_lay_out(set, op, op->call.bytes, parts, shm_whole_aim(set, op));

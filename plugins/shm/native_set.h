@@ -7,7 +7,7 @@
  *     pairs                           the same for one other rank: native_exchange.h
  *     lines                           arrivals, by sequence modulo SHM_LINES; up to 104 bytes of data with them
  *     slots                           up to 8 KiB of data that came with a line, by sequence modulo SHM_SLOTS
- *     ring                            larger data, by position modulo its size (native_bulk.h)
+ *     ring                            larger data, by position modulo its size (native_bulk.h); or in rooms
  *
  * A piece is dealt out anew when every other rank of the set has left it too, or is dead: a rank that was stopped in
  * the middle of an operation reads it when it goes on, and must find what stood there. */
@@ -50,6 +50,11 @@ typedef struct shm_pair {
     _Atomic uint64_t got;
 } shm_pair;
 
+/* How far this rank is with one other in an exchange: what it has said in shm_pair, where no peer can write over it. */
+typedef struct shm_room {
+    uint64_t sent, got;
+} shm_room;
+
 typedef struct shm_face {
     shm_count ended;   /* operations, by sequence; written in kinds where some need not wait for all */
     shm_count posted;  /* positions of the ring, counted since the set began and never modulo */
@@ -85,6 +90,7 @@ typedef struct shm_op {
     bool ended;
     bool offered;  /* others may write into out */
     bool laid_out; /* its rounds are, and some may be posted, before others have come */
+    bool has_ring; /* an exchange: the others have taken what stood in the ring before */
     /* larger operations: native_bulk.h, native_direct.h */
     uint64_t chunk, stride; /* bytes of a round: of the tensor (or of a part), and in the ring */
     uint64_t part;          /* of this rank, where each has one; of the ring, in an exchange */
@@ -112,6 +118,7 @@ typedef struct shm_set {
     uint64_t small_most; /* bytes that a rank gives in an operation by slots */
     uint64_t ring_bytes;
     uint64_t floor;    /* every rank has ended all operations up to this one */
+    shm_room rooms[SHM_EXCHANGE_RANKS];
     uint64_t exchanged; /* bytes of each rank for each other one, in the exchanges that are over */
     uint64_t position; /* of the ring, where the next large operation begins */
     uint64_t sees;     /* of the arenas of all others: native_direct.h */

@@ -175,17 +175,18 @@ static ddl_status ddl__fast_adopt(ddl_group *g, ddl__fast *f, ddl_status begun, 
     return status;
 }
 
-/* Waits a little; *out_end_ns is then about now, unless it is over in one go: the clock costs more than it would tell.
- * The lock is kept: nobody else knows of the operation yet. */
+/* Waits a little, until a yield takes long; *out_end_ns is then about now, unless it is over in one go: the clock costs
+ * more than it would tell. The lock is kept: nobody else knows of the operation yet. */
 static ddl_status ddl__fast_wait(ddl_group *g, void *native, uint64_t *out_end_ns, int32_t *out_last) {
     ddl_context *c = g->context;
     int32_t rank = -1;
+    bool took_long = false;
     for (int32_t round = 0;; round++) {
         ddl_status status = g->native.table->native_test(g->native.self, g->native.set, native, DDL__FAST_LOOKS, &rank);
         bool wanted = ddl__lock_is_wanted(c);
         int32_t missing = status == DDL_IN_PROGRESS ? ddl__native_rank(g, rank) : -1;
         missing = missing >= 0 ? g->ranks[missing] : -1;
-        if (status != DDL_IN_PROGRESS || round == DDL__FAST_YIELDS || wanted ||
+        if (status != DDL_IN_PROGRESS || round == DDL__FAST_YIELDS || wanted || took_long ||
             (c->yielded_long && !ddl__computes_here(c, missing))) {
             if (round > 0) {
                 ddl__place_leave(c);
@@ -193,7 +194,7 @@ static ddl_status ddl__fast_wait(ddl_group *g, void *native, uint64_t *out_end_n
             return status;
         }
         *out_last = rank >= 0 ? rank : *out_last;
-        ddl__yield(c, false, missing);
+        took_long = ddl__yield(c, false, missing);
         *out_end_ns = ddl__about_ns(c);
     }
 }

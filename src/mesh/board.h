@@ -1,5 +1,5 @@
 /* mesh: the board, memory that the ranks of a host share. For each rank it has a byte, its goodbye, and then a word
- * that says on which core it waits (cores.h). A rank that leaves in order sets its byte before its process can end,
+ * that says on which core it waits, or waited before it computed (cores.h). A rank that leaves in order sets its byte before its process can end,
  * so that whoever sees the process gone knows at once which it was: a goodbye message may still be in a socket, and
  * most ranks of a host are not connected to each other.
  *
@@ -80,6 +80,8 @@ static void ddl__board_close(ddl_context *c) {
 /* Release: everything this rank did stands before its goodbye. */
 static void ddl__board_leave(ddl_context *c) {
     if (c->board != NULL) {
+        c->spread = false;
+        atomic_store_explicit(&c->places[c->rank], 0, memory_order_relaxed); /* only a hint: it computes nowhere */
         atomic_store_explicit(&c->board[c->rank], 1, memory_order_release);
     }
 }

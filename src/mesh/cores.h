@@ -40,7 +40,7 @@ static int32_t ddl__place_core(uint64_t place, uint64_t now_ns, const cpu_set_t 
 
 /* Where rank `me` should go: a core of `allowed`, or -1: it stays. A core is too full when another has at least two
  * fewer; the highest rank on it that is not pinned goes, to the core with the fewest; of several the nearest by number.
- * Ranks that wait elsewhere, or have not said so of late, do not count. */
+ * Ranks that wait elsewhere, or have not said so of late, do not count; those that computed since do. */
 static int32_t ddl__cores_choose(const _Atomic uint64_t *places, int32_t count, int32_t me, uint64_t now_ns,
                                  const cpu_set_t *allowed) {
     uint16_t load[CPU_SETSIZE] = {0};
@@ -82,6 +82,11 @@ static bool ddl__cores_move(int32_t core, const cpu_set_t *allowed) {
     }
     return true;
 }
+
+/* Threads of ranks on the cores of this one; with a progress thread each rank has two that want one. */
+static int32_t ddl__core_threads(const ddl_context *c) { return (c->has_thread ? 2 : 1) * c->core_ranks; }
+
+static bool ddl__is_crowded(const ddl_context *c) { return ddl__core_threads(c) > c->cores; }
 
 static void ddl__place_say(ddl_context *c, int32_t core, bool pinned, uint64_t now) {
     c->place_core = core;
@@ -129,9 +134,10 @@ static inline void ddl__place_wait(ddl_context *c, uint64_t now) {
     }
 }
 
-/* A wait is over. Who slept in it says only where it woke, as of long ago: nobody counts it there (ddl__place_core). */
+/* A wait is over; the rank counts where it waited for a little longer, as it will wait again (ddl__cores_choose). Who
+ * slept says only where it woke, as of long ago: nobody counts it there. */
 static inline void ddl__place_leave(ddl_context *c) {
-    if (c->spread && !c->place_left) {
+    if (c->spread && !c->place_left && ddl__is_crowded(c)) {
         uint64_t place = atomic_load_explicit(&c->places[c->rank], memory_order_relaxed); /* our own word */
         place = place != 0 ? place : ddl__place_make(sched_getcpu(), false, 0);
         c->place_left = true;

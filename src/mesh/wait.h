@@ -200,34 +200,32 @@ static void ddl__lock_last(ddl_context *c) {
     c->lock_passed = waiters;
 }
 
-/* Threads of ranks on the cores of this one; with a progress thread each rank has two that want one. */
-static int32_t ddl__core_threads(const ddl_context *c) { return (c->has_thread ? 2 : 1) * c->core_ranks; }
-
-static bool ddl__is_crowded(const ddl_context *c) { return ddl__core_threads(c) > c->cores; }
-
 /* Somebody who computes had the core: the next yields may cost a time slice each, and a sleeper is woken at once. So a
  * wait sleeps soon after a long yield. After three, with few short ones between, the next 8 sleeps come without any,
  * after the next long one 16, and so on. One or two come of ranks that write their tensors before they meet.
- * Not judged is a yield to the very rank that was missing, and computed here: it had to be, and a sleep is dearer. */
-static void ddl__yielded(ddl_context *c, uint64_t ns, bool computed) {
+ * Excused is a long yield to the very rank that was missing, and computed here: it had to be, and a sleep is dearer.
+ * Returns whether it was long. */
+static bool ddl__yielded(ddl_context *c, uint64_t ns, bool computed) {
     int32_t cores = DDL__MAX(c->cores, 1), turns = (ddl__core_threads(c) + cores - 1) / cores; /* on one core */
-    if (computed) {
-        return;
+    bool is_long = ns > DDL__LONG_YIELD_NS * (uint64_t)DDL__MAX(turns, 2);
+    if (is_long && computed) {
+        return true;
     }
-    c->yielded_long = ns > DDL__LONG_YIELD_NS * (uint64_t)DDL__MAX(turns, 2);
-    if (c->yielded_long) {
+    c->yielded_long = is_long;
+    if (is_long) {
         c->short_yields = 0;
         c->long_yields += c->long_yields < DDL__LONG_YIELDS_MOST;
         c->sleeps_at_once = c->long_yields < DDL__LONG_YIELDS ? 0 : 1 << c->long_yields;
     } else if (c->long_yields > 0 && ++c->short_yields == DDL__SHORT_YIELDS) {
         c->long_yields = 0;
     }
+    return is_long;
 }
 
 /* Gives whoever else wants the core its turn: a rank that spins through its time slice on a busy machine may be keeping
  * the very rank from running that it waits for. On an idle core a yield is about as long as the poll. missing: the rank
- * without which an operation of all cannot end, -1: not known. */
-static void ddl__yield(ddl_context *c, bool unlocked, int32_t missing) {
+ * without which an operation of all cannot end, -1: not known. Returns whether it took long. */
+static bool ddl__yield(ddl_context *c, bool unlocked, int32_t missing) {
     uint64_t before = ddl__about_ns(c);
     bool computes = ddl__computes_here(c, missing);
     ddl__place_wait(c, before);
@@ -239,7 +237,7 @@ static void ddl__yield(ddl_context *c, bool unlocked, int32_t missing) {
     if (unlocked) {
         ddl__lock_last(c);
     }
-    ddl__yielded(c, after - before, computes);
+    return ddl__yielded(c, after - before, computes);
 }
 
 static bool ddl__lock_is_wanted(const ddl_context *c) {
@@ -247,10 +245,10 @@ static bool ddl__lock_is_wanted(const ddl_context *c) {
 }
 
 /* The same, and other threads of this context too. */
-static void ddl__give_way(ddl_context *c, int32_t missing) {
+static bool ddl__give_way(ddl_context *c, int32_t missing) {
     bool wanted = ddl__lock_is_wanted(c);
     c->lock_passed = wanted ? c->lock_passed : 0;
-    ddl__yield(c, wanted, missing);
+    return ddl__yield(c, wanted, missing);
 }
 
 /* Not the poller: sleeps until something changed. */
@@ -312,13 +310,15 @@ static bool ddl__wait_shortly(ddl_context *c, const ddl__wait *w) {
     return false;
 }
 
-/* Polls until it is done, its deadline has passed or the context is aborted. Returns done. */
+/* Polls until it is done, its deadline has passed or the context is aborted. Returns done. What yields cost in time is
+ * bounded: after a long one deadlines and peers are looked at, and after the first in a wait none is excused. */
 static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
-    int32_t empty = 0, spins = 0;
+    int32_t empty = 0, spins = 0, long_yields = 0;
+    bool took_long = false;
     c->page_doing = NULL;
     for (uint32_t round = 1;; round++) {
         int32_t expect = w->expect != NULL ? w->expect(c, w->arg) : -1;
-        int32_t events = ddl__poll(c, expect), missing = ddl__natives_miss(c);
+        int32_t events = ddl__poll(c, expect), missing = long_yields == 0 ? ddl__natives_miss(c) : -1;
         int32_t looks = ddl__spin_limit(c, expect), limit = ddl__poll_limit(c, missing);
         ddl__run_pumps(c);
         if (w->done(c, w->arg)) {
@@ -329,16 +329,17 @@ static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
             continue;
         }
         empty = events > 0 ? 0 : empty + (looks == DDL__SPINS_CALLS ? looks : 1);
-        if (events > 0 && round % 256 != 0) {
+        if (!took_long && events > 0 && round % 256 != 0) {
             if (ddl__lock_is_wanted(c)) {
-                ddl__give_way(c, missing);
+                long_yields += took_long = ddl__give_way(c, missing);
             }
             continue;
         }
-        if (empty < limit && empty % 64 != 0) {
-            ddl__give_way(c, missing);
+        if (!took_long && empty < limit && empty % 64 != 0) {
+            long_yields += took_long = ddl__give_way(c, missing);
             continue;
         }
+        took_long = false;
         uint64_t now = ddl__now_ns();
         ddl__look(c, now);
         w->tick(c, w->arg, now);
@@ -354,7 +355,7 @@ static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
             /* Nothing there: back to sleep soon, an idle rank costs nothing. */
             empty = DDL__MAX(limit - DDL__POLLS_AFTER_SLEEP, 0);
         } else {
-            ddl__give_way(c, missing);
+            long_yields += took_long = ddl__give_way(c, missing);
         }
     }
 }
