@@ -1,7 +1,23 @@
 /* Ranks that wait on one core move apart: who goes where, how often, and what is left alone.
  * tests/run: variants=asan,tsan timeout=60 */
 #define DDL_IMPLEMENTATION
+#define _GNU_SOURCE
+#include <sched.h>
+
+static int measured_yield(void);
+#define sched_yield measured_yield
 #include "world.h"
+#undef sched_yield
+
+/* Yields of a thread that sets yield_us take so long; those of others are what they are. */
+static _Thread_local int yield_us = -1, yield_count;
+
+static int measured_yield(void) {
+    yield_count++;
+    for (double end = test_now_s() + yield_us * 1e-6; yield_us > 0 && test_now_s() < end;) {
+    }
+    return yield_us < 0 ? sched_yield() : 0;
+}
 
 #define NOW (1000 * DDL__NS_PER_S)
 
@@ -55,10 +71,15 @@ TEST(who_goes_where) {
             CPU_SET((size_t)(*at - '0'), &allowed);
         }
         set_places(places, t->places);
-        int to = ddl__cores_choose(places, (int32_t)strlen(t->places), t->me, NOW, &allowed);
-        if (to != t->to) {
-            test__fail(__FILE__, __LINE__, "\"%s\" on cores \"%s\": rank %d goes to %d instead of %d", t->places, t->may,
-                       t->me, to, t->to);
+        for (int computes = 0; computes < 2; computes++) { /* who does counts as well: it waited there just now */
+            int to = ddl__cores_choose(places, (int32_t)strlen(t->places), t->me, NOW, &allowed);
+            if (to != t->to) {
+                test__fail(__FILE__, __LINE__, "\"%s\" on cores \"%s\": rank %d goes to %d instead of %d", t->places, t->may,
+                           t->me, to, t->to);
+            }
+            for (int r = 0; t->places[r] != 0; r++) {
+                places[r] |= r != t->me && places[r] != 0 ? (uint64_t)DDL__PLACE_LEFT : 0;
+            }
         }
     }
 }
@@ -136,6 +157,15 @@ static bool two_cores(int out[2], cpu_set_t *out_allowed) {
     return found == 2;
 }
 
+/* Binds the calling thread, and gives back what it was bound to. */
+static void bind_to(int core, cpu_set_t *old) {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET((size_t)core, &one);
+    CHECK_EQ(sched_getaffinity(0, sizeof *old, old), 0);
+    CHECK_EQ(sched_setaffinity(0, sizeof one, &one), 0);
+}
+
 static void yields(ddl_context *c, int n, uint64_t ns) {
     for (int i = 0; i < n; i++) {
         ddl__yielded(c, ns, false);
@@ -196,18 +226,26 @@ TEST(a_rank_that_is_missing_and_computes_here_is_yielded_to) {
     CHECK_EQ(ddl__poll_limit(&c, 1), 1);
     atomic_store(&places[1], ddl__place_make(core[0], false, 0) | DDL__PLACE_LEFT);
     CHECK(ddl__computes_here(&c, 1));
+    CHECK_EQ(ddl__poll_limit(&c, 1), 1); /* others who compute are known of: it may have been them */
+    c.sleeps_at_once = 0;
     CHECK_EQ(ddl__poll_limit(&c, 1), DDL__POLLS_CROWDED);
-    ddl__yielded(&c, LONG, true);
-    CHECK_EQ(c.sleeps_at_once, 8); /* not judged */
+    CHECK(ddl__yielded(&c, LONG, true));
+    CHECK_EQ(c.sleeps_at_once, 0); /* excused */
     CHECK_EQ(c.long_yields, 3);
+    CHECK(!ddl__yielded(&c, 500, true));
+    CHECK(!c.yielded_long);
     CHECK_EQ(sched_setaffinity(0, sizeof before, &before), 0);
 }
 
 /* A rank says that it waits when it yields, and that it does so no more when its wait is over, also if it slept in it. */
 TEST(who_has_waited_says_that_it_computes) {
     _Atomic uint64_t places[1] = {0};
-    ddl_context c = {.spread = true, .places = places, .place_core = -1, .place_ns = UINT64_MAX / 2};
+    ddl_context c = {.core_ranks = 2, .cores = 1, .spread = true, .places = places, .place_core = -1, .place_ns = UINT64_MAX / 2};
     ddl__place_wait(&c, UINT64_MAX / 2);
+    c.cores = 2; /* a rank with a core of its own says nothing more */
+    ddl__place_leave(&c);
+    CHECK((places[0] & DDL__PLACE_LEFT) == 0);
+    c.cores = 1;
     CHECK((places[0] & DDL__PLACE_CORE) != 0 && (places[0] & DDL__PLACE_LEFT) == 0);
     ddl__place_leave(&c);
     CHECK((places[0] & DDL__PLACE_LEFT) != 0);
@@ -219,6 +257,110 @@ TEST(who_has_waited_says_that_it_computes) {
     CHECK((places[0] & DDL__PLACE_LEFT) != 0 && (places[0] & DDL__PLACE_CORE) != 0);
     ddl__place_sleep(&c);
     CHECK(places[0] == 0);
+}
+
+/* An operation that misses rank 1 for ever. */
+static ddl_status never_over(void *self, void *set, void *op, int32_t looks, int32_t *out_rank) {
+    (void)self, (void)set, (void)op, (void)looks;
+    *out_rank = 1;
+    return DDL_IN_PROGRESS;
+}
+
+static const ddl_transport never = {.native_test = never_over};
+
+typedef struct in_vain {
+    int yield_us;
+    bool computes;
+    _Atomic int over;
+    int ticks, yields, long_yields; /* of this rank, at the first tick */
+} in_vain;
+
+static bool is_never_done(ddl_context *c, void *arg) {
+    (void)c, (void)arg;
+    return false;
+}
+
+static void note_tick(ddl_context *c, void *arg, uint64_t now) {
+    in_vain *v = arg;
+    (void)now;
+    if (v->ticks++ == 0) {
+        v->yields = yield_count;
+        v->long_yields = c->long_yields;
+    }
+}
+
+/* Rank 0 waits in its core, first the short way, then until 20 ms are over. */
+static void wait_both_ways(ddl_group *w, in_vain *v, int *out_short_yields) {
+    ddl_context *c = ddl_group_context(w);
+    uint64_t end_ns = 0;
+    int32_t last = -1;
+    ddl__native runner = {.table = &never}, real = w->native;
+    ddl__op op = {.group = w, .runner = &runner, .native = &runner, .native_waits = -1, .is_native = true, .late = -1};
+    ddl__wait wait = {.done = is_never_done, .tick = note_tick, .arg = v};
+    w->native = runner;
+    c->yielded_long = false;
+    c->long_yields = c->sleeps_at_once = v->ticks = yield_count = 0;
+    CHECK_EQ(ddl__fast_wait(w, &runner, &end_ns, &last), DDL_IN_PROGRESS);
+    CHECK_EQ(last, 1);
+    CHECK((c->places[0] & DDL__PLACE_LEFT) != 0);
+    *out_short_yields = yield_count;
+    c->yielded_long = false;
+    c->long_yields = c->sleeps_at_once = yield_count = 0;
+    c->natives = &op;
+    wait.deadline = ddl__now_ns() + 20 * DDL__NS_PER_MS;
+    CHECK(!ddl__wait_for(c, &wait));
+    CHECK(v->ticks > 0);
+    CHECK((c->places[0] & DDL__PLACE_LEFT) != 0);
+    c->natives = NULL;
+    w->native = real;
+}
+
+/* For an operation of all, which misses rank 1; that one computes on its core, or is seen on none. */
+static void waits_in_vain(ddl_group *w, void *arg) {
+    in_vain *v = arg;
+    ddl_context *c = ddl_group_context(w);
+    cpu_set_t before;
+    int core = sched_getcpu(), short_yields = 0, tries = 0;
+    if (ddl_rank(w) == 1) {
+        while (v->over == 0) {
+            usleep(1000);
+        }
+        return;
+    }
+    bool spread = c->spread;
+    bind_to(core, &before);
+    ddl__lock(c);
+    c->core_ranks = 4;
+    c->cores = 2;
+    c->spread = true;
+    c->place_ns = ddl__now_ns() + 3600 * DDL__NS_PER_S; /* it looks at nobody */
+    atomic_store(&c->places[1], v->computes ? ddl__place_make(core, false, 0) | DDL__PLACE_LEFT : 0);
+    yield_us = v->yield_us;
+    if (v->yield_us > 0) {
+        wait_both_ways(w, v, &short_yields);
+        CHECK_EQ(short_yields, 1); /* a long one ends it, whoever has the core */
+        CHECK_EQ(v->yields, 1);    /* then deadlines are looked at, */
+        CHECK_EQ(v->long_yields, !v->computes);
+        CHECK(yield_count <= (v->computes ? 3 : 2)); /* and soon it sleeps */
+    } else {
+        do { /* until nothing interrupts it */
+            wait_both_ways(w, v, &short_yields);
+        } while ((short_yields < DDL__FAST_YIELDS || v->yields < DDL__POLLS_CROWDED - 1) && ++tries < 50);
+        CHECK_EQ(short_yields, DDL__FAST_YIELDS);
+        CHECK_EQ(v->yields, DDL__POLLS_CROWDED - 1);
+    }
+    c->spread = spread;
+    yield_us = -1;
+    ddl__unlock(c);
+    CHECK_EQ(sched_setaffinity(0, sizeof before, &before), 0);
+    v->over = 1;
+}
+
+TEST(after_a_long_yield_deadlines_are_looked_at) {
+    for (int i = 0; i < 4; i++) {
+        in_vain v = {.yield_us = i % 2 == 0 ? 0 : 3000, .computes = i >= 2};
+        world_threads(2, waits_in_vain, &v);
+    }
 }
 
 /* Ranks that take turns on a core are nobody who computes: a yield is as long as all their turns. */
@@ -298,15 +440,6 @@ TEST(moves_are_rare_and_leave_the_mask) {
     CHECK(mask_is(&allowed));
     ddl__place_sleep(&c);
     CHECK(places[1] == 0);
-}
-
-/* Binds the calling thread, and gives back what it was bound to. */
-static void bind_to(int core, cpu_set_t *old) {
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET((size_t)core, &one);
-    CHECK_EQ(sched_getaffinity(0, sizeof *old, old), 0);
-    CHECK_EQ(sched_setaffinity(0, sizeof one, &one), 0);
 }
 
 static void sum_once(ddl_group *w) {

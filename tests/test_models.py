@@ -74,6 +74,20 @@ def rounds_with_planted_bugs():
 
 
 @test
+def pairs():
+    right("pairs", "N=2", "OPS=5")
+    right("pairs", "N=2", "OPS=4", "UNITS=5", "ROOM=3")
+    right("pairs", "N=3", "OPS=2", "UNITS=2", "ROOM=1", "COARSE")
+
+
+@test
+def pairs_with_planted_bugs():
+    for bug in ("BUG_ROOM", "BUG_INPLACE", "BUG_EARLY", "BUG_COUNT", "BUG_FREE", "BUG_BASE"):
+        wrong("pairs", "N=2", "OPS=2", bug)
+    wrong("pairs", "N=3", "OPS=2", "UNITS=2", "ROOM=1", "COARSE", "BUG_EARLY")
+
+
+@test
 def direct():
     right("direct", "N=2", "OPS=5")
     right("direct", "N=3", "OPS=2")

@@ -256,88 +256,6 @@ TEST(what_nobody_else_can_reach_is_posted_before_they_come) {
     native_world_free(&w);
 }
 
-/* Exchanges, which take the whole ring, among other operations: in ordinary memory, two at once. */
-static void exchanging_rank(shm *t, int rank, int n, void *arg) {
-    static const struct {
-        int kind;
-        uint64_t bytes;
-        bool exchange;
-    } calls[] = {{DDL_ALL_TO_ALL, 256 << 10, true}, {DDL_ALL_REDUCE, 300 << 10, false}, {DDL_ALL_TO_ALL, 300004, true},
-                 {DDL_ALL_TO_ALL, 256 << 10, true}, {DDL_ALL_GATHER, 100 << 10, false}, {DDL_ALL_TO_ALL, 20 << 10, false},
-                 {DDL_BROADCAST, 700 << 10, false}, {DDL_BARRIER, 0, false}, {DDL_ALL_TO_ALL, 500004, true}};
-    enum { CALLS = sizeof calls / sizeof calls[0], TIMES = 12 };
-    int32_t ranks[MOST_RANKS] = {0, 1, 2, 3};
-    buffers b;
-    void *set = NULL;
-    unsigned seed = (unsigned)rank;
-    int exchanges = 0;
-    job jobs[2];
-    (void)arg;
-    buffers_make(&b, t, 4 << 20);
-    CHECK_EQ(shm_transport.native_open(t, 0x77, ranks, n, rank, &set), DDL_OK);
-    for (uint64_t seq = 1, ended = 1; ended <= CALLS * TIMES; ended++) {
-        for (; seq <= CALLS * TIMES && seq < ended + 2; seq++) {
-            job *j = &jobs[seq % 2];
-            *j = (job){.seq = seq, .kind = calls[seq % CALLS].kind, .n = n, .rank = rank, .element = 4, .bytes = calls[seq % CALLS].bytes,
-                       .in_place = seq / CALLS % 2 == 1};
-            place(j, &b, (int)(seq % 2));
-            pause_at_random(&seed);
-            start(t, set, j);
-            CHECK_EQ(shm_exchanges(set, j->op), calls[seq % CALLS].exchange);
-            exchanges += calls[seq % CALLS].exchange;
-        }
-        finish(t, set, &jobs[ended % 2], &seed);
-    }
-    CHECK_EQ(exchanges, 4 * TIMES);
-    shm_transport.native_close(t, set);
-    buffers_free(&b);
-}
-
-TEST(exchanges_among_other_operations) {
-    native_world w = {.fn = exchanging_rank, .cores = 1};
-    native_world_make(&w, 4);
-    ranks_fork(4, native_fork_rank, &w, 200);
-    native_world_free(&w);
-}
-
-/* Which those are: an all_to_all of 3 to 16 ranks that share cores, of more than a ring holds. */
-TEST(an_all_to_all_of_ranks_that_share_cores_goes_by_pairs) {
-    static const uint64_t ring = 416 << 10;
-    static const struct {
-        int kind, count;
-        bool crowded;
-        uint64_t given;
-        bool exchange;
-    } of[] = {{DDL_ALL_TO_ALL, 4, true, (416 << 10) + 16, true}, {DDL_ALL_TO_ALL, 4, true, 416 << 10, false},
-              {DDL_ALL_TO_ALL, 3, true, 64 << 20, true},         {DDL_ALL_TO_ALL, 2, true, 64 << 20, false},
-              {DDL_ALL_TO_ALL, 16, true, 64 << 20, true},        {DDL_ALL_TO_ALL, 17, true, 64 << 20, false},
-              {DDL_ALL_TO_ALL, 4, false, 64 << 20, false},       {DDL_REDUCE_SCATTER, 4, true, 64 << 20, false}};
-    for (size_t i = 0; i < sizeof of / sizeof of[0]; i++) {
-        shm t = {.crowded = of[i].crowded};
-        shm_set set = {.t = &t, .count = of[i].count, .ring_bytes = ring, .position = 12345};
-        shm_op op = {.given = of[i].given, .call = {.kind = of[i].kind, .bytes = of[i].given / (uint64_t)of[i].count}};
-        CHECK_EQ(shm_exchanges(&set, &op), of[i].exchange);
-        if (of[i].exchange) {
-            CHECK(shm_exchange_lay_out(&set, &op));
-            CHECK_EQ(op.end, set.position + ring); /* others begin when it has been ended by all */
-            CHECK(op.part * (uint64_t)set.count <= ring && op.chunk * SHM_EXCHANGE_CHUNKS <= op.part && op.chunk % SHM_LINE == 0);
-        }
-    }
-}
-
-/* No byte of a room is left out, none stands twice, and each chunk lies in one piece in its own room. */
-TEST(rooms_are_filled_in_order) {
-    enum { PART = 3 * SHM_PAIR, END = 5 * PART + 77 };
-    shm_op op = {.part = PART, .chunk = SHM_PAIR + SHM_LINE, .call.bytes = END};
-    for (uint64_t at = 0, n; at < END; at += n) {
-        n = shm_room_span(&op, at, END);
-        CHECK(n > 0 && n <= op.chunk && at + n <= END);
-        for (uint64_t i = 0; i < n; i++) {
-            CHECK_EQ(shm_room_at(&op, 2, at) + i, SHM_RING_AT + 2 * PART + (at + i) % PART);
-        }
-    }
-}
-
 /* ---- blocks of every size ---- */
 
 typedef struct blocks {
@@ -638,8 +556,9 @@ TEST(late_readers_believe_nothing) { stop_in(DDL_REDUCE_SCATTER); }
 /* ---- whose core is it ---- */
 
 typedef struct corners {
-    int core[2]; /* ranks 0 and 1 stay on the first, rank 2 on the second */
-    int let;     /* may begin their second operation: rank 1 at 1, rank 2 at 2 */
+    int core[2]; /* ranks 0 and `here` stay on the first, `away` on the second */
+    int here, away;
+    int let; /* may begin their second operation: `here` at 1, `away` at 2 */
 } corners;
 
 static void stay_on(int core) {
@@ -660,26 +579,27 @@ static void cornered_rank(shm *t, int rank, int n, void *arg) {
     void *set = NULL, *op = NULL;
     unsigned seed = (unsigned)rank;
     t->crowded = true;
-    stay_on(s->core[rank == 2]);
+    stay_on(s->core[rank == s->away]);
     CHECK_EQ(shm_transport.native_open(t, 7, ranks, n, rank, &set), DDL_OK);
     barrier_start(set, 1, &op);
     CHECK_EQ(test_until(t, set, op, &seed, &other), DDL_OK);
-    wait_for(&s->let, rank);
-    if (rank == 2) {
+    wait_for(&s->let, rank == 0 ? 0 : rank == s->here ? 1 : 2);
+    if (rank == s->away) {
         usleep(100000); /* rank 0 looks meanwhile */
     }
     barrier_start(set, 2, &op);
     if (rank == 0) {
         double begin = test_now_s();
-        CHECK_EQ(shm_transport.native_test(t, set, op, INT32_MAX, &other), DDL_IN_PROGRESS); /* rank 1 needs the core */
+        CHECK_EQ(shm_transport.native_test(t, set, op, INT32_MAX, &other), DDL_IN_PROGRESS); /* `here` needs the core */
+        CHECK_EQ(other, s->here);
         CHECK(test_now_s() - begin < 2 * test_slow()); /* all the looks take longer */
         s->let = 1;
         do {
             sched_yield();
             ddl_status status = shm_transport.native_test(t, set, op, 1, &other);
             CHECK_EQ(status, DDL_IN_PROGRESS);
-        } while (other == 1);
-        CHECK_EQ(other, 2);
+        } while (other == s->here);
+        CHECK_EQ(other, s->away);
         s->let = 2;
         CHECK_EQ(shm_transport.native_test(t, set, op, INT32_MAX, &other), DDL_OK); /* in one go */
     } else {
@@ -702,10 +622,14 @@ TEST(the_core_goes_to_who_needs_it) {
     if (found < 2) {
         SKIP("needs two cores");
     }
-    native_world w = {.fn = cornered_rank, .arg = s};
-    native_world_make(&w, 3);
-    ranks_fork(3, native_fork_rank, &w, 60);
-    native_world_free(&w);
+    for (s->here = 1; s->here <= 2; s->here++) {
+        s->away = 3 - s->here;
+        s->let = 0;
+        native_world w = {.fn = cornered_rank, .arg = s};
+        native_world_make(&w, 3);
+        ranks_fork(3, native_fork_rank, &w, 60);
+        native_world_free(&w);
+    }
 }
 
 /* ---- sets come and go ---- */

@@ -26,7 +26,6 @@ static void shm_exchange_lay_out(shm_set *set, shm_op *op) {
     op->stride = set->ring_bytes;
     op->post = op->reduce = op->take = (shm_walk){0, set->position};
     op->end = set->position + op->stride;
-    op->has_ring = false;
 }
 
 /* Where byte `at` of what goes to rank `to` stands in the sender's piece. */
@@ -40,8 +39,8 @@ static inline uint64_t shm_room_span(const shm_op *op, uint64_t at, uint64_t end
     return bytes < room ? bytes : room;
 }
 
-/* What rank j says to this one. Counters go on from operation to operation; this one began at set->exchanged. Acquire: what
- * stood there, or is free. */
+/* What rank j says to this one. Counters go on from operation to operation; this one began at set->exchanged, and all have
+ * ended the one before (shm_ring_free). Acquire: what stood there, or is free. */
 static inline uint64_t shm_exchange_count(const shm_set *set, int32_t j, size_t which) {
     const uint8_t *pair = (const uint8_t *)&shm_face_of(set, j)->pairs[set->rank];
     return atomic_load_explicit((const _Atomic uint64_t *)(const void *)(pair + which), memory_order_acquire) - set->exchanged;
@@ -87,15 +86,10 @@ static bool shm_exchange_empty(shm_set *set, shm_op *op, int32_t j) {
     return room->got > from;
 }
 
-static bool shm_exchange_may_fill(const shm_set *set, shm_op *op) {
-    op->has_ring = op->has_ring || shm_ring_free(set, op->post.position, op->stride);
-    return op->has_ring;
-}
-
-/* Before the others have come: all that fits. Nobody is woken: see shm_bulk_begin. */
+/* Before the others have come: all that fits, if they have taken what stood there. Nobody is woken: see shm_bulk_begin. */
 static bool shm_exchange_post(shm_set *set, shm_op *op) {
-    bool moved = false, may_fill = shm_exchange_may_fill(set, op);
-    for (int32_t k = 1; may_fill && k < set->count; k++) {
+    bool moved = false, is_free = shm_ring_free(set, op->post.position, op->stride);
+    for (int32_t k = 1; is_free && k < set->count; k++) {
         moved |= shm_exchange_fill(set, op, (set->rank + k) % set->count); /* not all at one */
     }
     return moved;
@@ -121,12 +115,13 @@ static bool shm_exchange_is_over(const shm_set *set, const shm_op *op) {
     return over;
 }
 
+/* All have arrived, so all have taken what stood in the ring. */
 static int shm_exchange_step(shm_set *set, shm_op *op) {
-    bool moved = false, may_fill = shm_exchange_may_fill(set, op);
+    bool moved = false;
     for (int32_t k = 1; k < set->count && op->failure == DDL_OK; k++) {
         int32_t j = (set->rank + k) % set->count;
         bool some = shm_exchange_empty(set, op, j);
-        some |= may_fill && shm_exchange_fill(set, op, j);
+        some |= op->failure == DDL_OK && shm_exchange_fill(set, op, j);
         if (some) {
             shm_wake(set->t, set->peers[j].local);
         }

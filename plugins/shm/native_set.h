@@ -90,7 +90,6 @@ typedef struct shm_op {
     bool ended;
     bool offered;  /* others may write into out */
     bool laid_out; /* its rounds are, and some may be posted, before others have come */
-    bool has_ring; /* an exchange: the others have taken what stood in the ring before */
     /* larger operations: native_bulk.h, native_direct.h */
     uint64_t chunk, stride; /* bytes of a round: of the tensor (or of a part), and in the ring */
     uint64_t part;          /* of this rank, where each has one; of the ring, in an exchange */

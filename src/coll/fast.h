@@ -187,7 +187,7 @@ static ddl_status ddl__fast_wait(ddl_group *g, void *native, uint64_t *out_end_n
         int32_t missing = status == DDL_IN_PROGRESS ? ddl__native_rank(g, rank) : -1;
         missing = missing >= 0 ? g->ranks[missing] : -1;
         if (status != DDL_IN_PROGRESS || round == DDL__FAST_YIELDS || wanted || took_long ||
-            (c->yielded_long && !ddl__computes_here(c, missing))) {
+            (c->yielded_long && !ddl__is_excused(c, missing))) {
             if (round > 0) {
                 ddl__place_leave(c);
             }
