@@ -1686,7 +1686,7 @@ typedef struct ddl_transport {
      * that has not come needs this one. DDL_OK when it has ended and is gone, DDL_IN_PROGRESS while it waits for rank
      * *out_rank of the set (of several for one that needs this core; -1: none is missing, or not known), or
      * DDL_ERR_MISMATCH when that rank has begun it with another signature; then nothing was written to out, and it waits
-     * for a cancel. */
+     * for a cancel, as it does after any other error: it has failed here. */
     ddl_status (*native_test)(void *self, void *set, void *op, int32_t looks, int32_t *out_rank);
     /* Gives an operation up, because a rank died, called something else, or time is over: on return its buffers are not
      * touched any more, by no rank. The set serves no further operation. */
@@ -16517,9 +16517,9 @@ static void ddl__pass_close(ddl_context *c) {
 
 /* >>mesh/board */
 /* mesh: the board, memory that the ranks of a host share. For each rank it has a byte, its goodbye, and then a word
- * that says on which core it waits, or waited before it computed (cores.h). A rank that leaves in order sets its byte before its process can end,
- * so that whoever sees the process gone knows at once which it was: a goodbye message may still be in a socket, and
- * most ranks of a host are not connected to each other.
+ * that says on which core it waits, or waited before it computed (cores.h). A rank that leaves in order sets its byte
+ * before its process can end, so that whoever sees the process gone knows at once which it was: a goodbye message may
+ * still be in a socket, and most ranks of a host are not connected to each other.
  *
  * Every rank makes a sealed memfd before the rendezvous; afterwards all of a host use that of its lowest rank, opened
  * through /proc or passed (spaces.h), close their own, and keep that one open for who joins later. Nothing is left
@@ -17375,7 +17375,7 @@ static void ddl__lock_last(ddl_context *c) {
 }
 
 /* Excused is a long yield to the very rank that is missing, and computes here: it has to be, and a sleep is dearer. But
- * not while others who compute are known of: beside them, 4 ranks on 2 cores, all_reduce of 4 KiB took 1.7 times as long. */
+ * not while others who compute are known of: see docs/design.md, "Waiting". */
 static bool ddl__is_excused(const ddl_context *c, int32_t missing) {
     return c->sleeps_at_once == 0 && ddl__computes_here(c, missing);
 }
@@ -17490,14 +17490,15 @@ static bool ddl__wait_shortly(ddl_context *c, const ddl__wait *w) {
 }
 
 /* Polls until it is done, its deadline has passed or the context is aborted. Returns done. What yields cost in time is
- * bounded: after a long one deadlines and peers are looked at, and after the first in a wait none is excused. */
+ * bounded: after a long one deadlines and peers are looked at, and no other is excused before this thread has slept. */
 static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
-    int32_t empty = 0, spins = 0, long_yields = 0;
-    bool took_long = false;
+    int32_t empty = 0, spins = 0;
+    bool took_long = false, may_excuse = true;
     c->page_doing = NULL;
     for (uint32_t round = 1;; round++) {
         int32_t expect = w->expect != NULL ? w->expect(c, w->arg) : -1;
-        int32_t events = ddl__poll(c, expect), missing = long_yields == 0 ? ddl__natives_miss(c) : -1;
+        may_excuse = may_excuse && !took_long;
+        int32_t events = ddl__poll(c, expect), missing = may_excuse ? ddl__natives_miss(c) : -1;
         int32_t looks = ddl__spin_limit(c, expect), limit = ddl__poll_limit(c, missing);
         ddl__run_pumps(c);
         if (w->done(c, w->arg)) {
@@ -17509,13 +17510,11 @@ static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
         }
         empty = events > 0 ? 0 : empty + (looks == DDL__SPINS_CALLS ? looks : 1);
         if (!took_long && events > 0 && round % 256 != 0) {
-            if (ddl__lock_is_wanted(c)) {
-                long_yields += took_long = ddl__give_way(c, missing);
-            }
+            took_long = ddl__lock_is_wanted(c) && ddl__give_way(c, missing);
             continue;
         }
         if (!took_long && empty < limit && empty % 64 != 0) {
-            long_yields += took_long = ddl__give_way(c, missing);
+            took_long = ddl__give_way(c, missing);
             continue;
         }
         took_long = false;
@@ -17533,8 +17532,9 @@ static bool ddl__poll_until(ddl_context *c, const ddl__wait *w) {
             ddl__sleep(c, now, w->deadline);
             /* Nothing there: back to sleep soon, an idle rank costs nothing. */
             empty = DDL__MAX(limit - DDL__POLLS_AFTER_SLEEP, 0);
-        } else {
-            long_yields += took_long = ddl__give_way(c, missing);
+            may_excuse = true;
+        } else if (events == 0 || round % 256 == 0) {
+            took_long = ddl__give_way(c, missing);
         }
     }
 }

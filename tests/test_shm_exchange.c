@@ -1,5 +1,5 @@
-/* all_to_all by pairs (plugins/shm/native_exchange.h), without a core: among other operations, of forked ranks and of threads, in rings
- * of every size; which operations go that way; and peers that write nonsense over their counters.
+/* all_to_all by pairs (plugins/shm/native_exchange.h), without a core: among other operations, of forked ranks and of
+ * threads, in rings of every size; which operations go that way; ranks that give up, and nonsense for counters.
  * tests/run: variants=gcc,asan,tsan timeout=400 */
 #define TEST_TIMEOUT_S 240
 #define SHM_FAR_BYTES (512u << 10) /* so that the sizes below lie on both sides */
@@ -137,61 +137,111 @@ TEST(rooms_are_filled_in_order) {
     }
 }
 
-/* ---- nonsense ---- */
+/* ---- ranks that give up, and nonsense ---- */
 
 enum { BAD_RANKS = 3, BAD_BYTES = 60000 };
 
-/* Three ranks in this thread have arrived, and each has looked once. Then word(set of rank 1) is written over, and rank 0 is
- * the first that looks again. */
-static void nonsense(_Atomic uint64_t *(*word)(shm_set *set), uint64_t value, ddl_status should) {
-    native_world w = {.cores = 1};
-    int32_t ranks[BAD_RANKS] = {0, 1, 2}, rank = -1;
-    void *sets[BAD_RANKS];
+/* Three ranks in this thread, each with a set. */
+typedef struct three {
+    native_world w;
+    void *set[BAD_RANKS];
     buffers b[BAD_RANKS];
     job jobs[BAD_RANKS];
+    ddl_status status[BAD_RANKS];
+} three;
+
+/* They have arrived, and each has looked once. */
+static void three_begin(three *x) {
+    int32_t ranks[BAD_RANKS] = {0, 1, 2}, rank = -1;
+    x->w = (native_world){.cores = 1};
     setenv("SHM_STAGING_BYTES", "128K", 1);
-    native_world_make(&w, BAD_RANKS);
+    native_world_make(&x->w, BAD_RANKS);
     unsetenv("SHM_STAGING_BYTES");
     for (int r = 0; r < BAD_RANKS; r++) {
-        buffers_make(&b[r], w.endpoint[r], BAD_RANKS * BAD_BYTES);
-        CHECK_EQ(shm_transport.native_open(w.endpoint[r], GROUP, ranks, BAD_RANKS, r, &sets[r]), DDL_OK);
+        buffers_make(&x->b[r], x->w.endpoint[r], BAD_RANKS * BAD_BYTES);
+        CHECK_EQ(shm_transport.native_open(x->w.endpoint[r], GROUP, ranks, BAD_RANKS, r, &x->set[r]), DDL_OK);
     }
     for (int r = 0; r < BAD_RANKS; r++) {
-        jobs[r] = (job){.seq = 1, .kind = DDL_ALL_TO_ALL, .n = BAD_RANKS, .rank = r, .element = 4, .bytes = BAD_BYTES};
-        place(&jobs[r], &b[r], 0);
-        start(w.endpoint[r], sets[r], &jobs[r]);
+        x->jobs[r] = (job){.seq = 1, .kind = DDL_ALL_TO_ALL, .n = BAD_RANKS, .rank = r, .element = 4, .bytes = BAD_BYTES};
+        place(&x->jobs[r], &x->b[r], 0);
+        start(x->w.endpoint[r], x->set[r], &x->jobs[r]);
+        x->status[r] = DDL_IN_PROGRESS;
     }
-    for (int r = 0; r < BAD_RANKS; r++) { /* they arrive, then exchange */
-        CHECK_EQ(shm_transport.native_test(w.endpoint[r], sets[r], jobs[r].op, 2, &rank), DDL_IN_PROGRESS);
-        REQUIRE(((const shm_op *)jobs[r].op)->step == shm_exchange_step);
-        CHECK(((shm_set *)sets[r])->own->pairs[(r + 1) % BAD_RANKS].got > 0);
+    for (int r = 0; r < BAD_RANKS; r++) {
+        CHECK_EQ(shm_transport.native_test(x->w.endpoint[r], x->set[r], x->jobs[r].op, 2, &rank), DDL_IN_PROGRESS);
+        REQUIRE(((const shm_op *)x->jobs[r].op)->step == shm_exchange_step);
+        CHECK(((shm_set *)x->set[r])->own->pairs[(r + 1) % BAD_RANKS].got > 0);
     }
-    atomic_store(word(sets[1]), value);
-    ddl_status status[BAD_RANKS] = {DDL_IN_PROGRESS, DDL_IN_PROGRESS, DDL_IN_PROGRESS};
-    for (int tries = 0; tries < 1000; tries++) {
+}
+
+/* Those that have not ended look, in turn, rank 0 first. */
+static void three_look(three *x, int times) {
+    int32_t rank = -1;
+    for (int i = 0; i < times; i++) {
         for (int r = 0; r < BAD_RANKS; r++) {
-            if (status[r] == DDL_IN_PROGRESS) {
-                status[r] = shm_transport.native_test(w.endpoint[r], sets[r], jobs[r].op, 1, &rank);
+            if (x->status[r] == DDL_IN_PROGRESS) {
+                x->status[r] = shm_transport.native_test(x->w.endpoint[r], x->set[r], x->jobs[r].op, 1, &rank);
             }
         }
     }
-    CHECK_EQ(status[0], should);
+}
+
+/* Nothing around a result was written to; and what has ended is right. The others are given up. */
+static void three_end(three *x) {
     for (int r = 0; r < BAD_RANKS; r++) {
-        uint8_t *out = jobs[r].out, *end = out + BAD_RANKS * jobs[r].bytes;
+        uint8_t *out = x->jobs[r].out, *end = out + BAD_RANKS * x->jobs[r].bytes;
         for (int i = 1; i <= GUARD; i++) {
             CHECK(out[-i] == POISON && end[i - 1] == POISON);
         }
-        if (status[r] == DDL_OK) {
-            verify(&jobs[r]);
-        } else {
-            shm_transport.native_cancel(w.endpoint[r], sets[r], jobs[r].op);
+        if (x->status[r] == DDL_OK) {
+            verify(&x->jobs[r]);
+        } else if (x->status[r] != DDL_ERR_CANCELLED) {
+            shm_transport.native_cancel(x->w.endpoint[r], x->set[r], x->jobs[r].op);
         }
     }
     for (int r = 0; r < BAD_RANKS; r++) {
-        shm_transport.native_close(w.endpoint[r], sets[r]);
-        buffers_free(&b[r]);
+        shm_transport.native_close(x->w.endpoint[r], x->set[r]);
+        buffers_free(&x->b[r]);
     }
-    native_world_free(&w);
+    native_world_free(&x->w);
+}
+
+/* Its buffers are its own again: what is written there reaches nobody, and nobody writes there. */
+TEST(who_gives_up_in_the_middle_disturbs_nobody) {
+    three x;
+    three_begin(&x);
+    shm_transport.native_cancel(x.w.endpoint[1], x.set[1], x.jobs[1].op);
+    x.status[1] = DDL_ERR_CANCELLED;
+    uint64_t bytes = BAD_RANKS * x.jobs[1].bytes;
+    memset(x.jobs[1].in, POISON, bytes);
+    memset(x.jobs[1].out, POISON, bytes);
+    three_look(&x, 1000);
+    CHECK_EQ(x.status[0], DDL_IN_PROGRESS); /* the core will tell them */
+    CHECK_EQ(x.status[2], DDL_IN_PROGRESS);
+    for (uint64_t i = 0; i < bytes; i++) {
+        REQUIRE(x.jobs[1].in[i] == POISON && x.jobs[1].out[i] == POISON);
+    }
+    for (int r = 0; r < BAD_RANKS; r += 2) { /* what they have got is what was given */
+        const uint32_t *out = (const uint32_t *)(const void *)x.jobs[r].out;
+        uint64_t word = x.jobs[r].bytes / 4, got = ((shm_set *)x.set[r])->rooms[1].got / 4;
+        CHECK(got > 0 && got < word);
+        for (uint64_t i = 0; i < got; i++) {
+            REQUIRE(out[word + i] == expected(&x.jobs[r], word + i));
+        }
+    }
+    three_end(&x);
+}
+
+/* word(set of rank 1) is written over, and rank 0 is the first that looks again. */
+static void nonsense(_Atomic uint64_t *(*word)(shm_set *set), uint64_t value, ddl_status should) {
+    three x;
+    three_begin(&x);
+    atomic_store(word(x.set[1]), value);
+    three_look(&x, 1000);
+    for (int r = 0; r < (should == DDL_OK ? BAD_RANKS : 1); r++) {
+        CHECK_EQ(x.status[r], should);
+    }
+    three_end(&x);
 }
 
 static _Atomic uint64_t *sent_to_0(shm_set *set) { return &set->own->pairs[0].sent; }

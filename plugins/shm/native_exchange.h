@@ -14,6 +14,11 @@
 #define SHM_EXCHANGE_CHUNKS 2u         /* of a room: it is filled while it is emptied */
 #define SHM_EXCHANGE_OWN (256u << 10) /* of a rank's own part, between two looks at the others */
 
+/* As shm_is_far, of what is given and got together. 4 ranks on 2 cores, 4 MiB: 0.97 of the time, distant cores 0.91 (EPYC). */
+static bool shm_exchange_is_far(const shm_op *op) {
+    return op->given * (op->call.in == op->call.out ? 1 : 2) >= SHM_FAR_BYTES;
+}
+
 static bool shm_exchanges(const shm_set *set, const shm_op *op) {
     return op->call.kind == DDL_ALL_TO_ALL && set->t->crowded && set->count > 2 && set->count <= SHM_EXCHANGE_RANKS &&
            op->given > set->ring_bytes;
@@ -79,7 +84,7 @@ static bool shm_exchange_empty(shm_set *set, shm_op *op, int32_t j) {
     there = op->call.in == op->call.out && there > room->sent ? room->sent : there;
     while (room->got < there) {
         n = shm_room_span(op, room->got, there);
-        shm_copy_result(out + room->got, set->pieces[j] + shm_room_at(op, set->rank, room->got), n, shm_is_far(set, op));
+        shm_copy_result(out + room->got, set->pieces[j] + shm_room_at(op, set->rank, room->got), n, shm_exchange_is_far(op));
         room->got += n;
         shm_exchange_say(set, &set->own->pairs[j].got, room->got);
     }
@@ -102,7 +107,7 @@ static bool shm_exchange_own(const shm_set *set, shm_op *op) {
     const uint8_t *in = shm_own_part(set, &op->call, at);
     op->take.at += bytes;
     if (out != in && bytes > 0) {
-        shm_copy_result(out, in, bytes, shm_is_far(set, op));
+        shm_copy_result(out, in, bytes, shm_exchange_is_far(op));
     }
     return bytes > 0;
 }
@@ -134,7 +139,6 @@ static int shm_exchange_step(shm_set *set, shm_op *op) {
         return SHM_MOVED;
     }
     set->exchanged += op->call.bytes;
-    memset(set->rooms, 0, sizeof set->rooms);
     shm_publish(set, &set->own->taken, op->end);
     return shm_bulk_end(set, op);
 }

@@ -1,7 +1,7 @@
 /* mesh: the board, memory that the ranks of a host share. For each rank it has a byte, its goodbye, and then a word
- * that says on which core it waits, or waited before it computed (cores.h). A rank that leaves in order sets its byte before its process can end,
- * so that whoever sees the process gone knows at once which it was: a goodbye message may still be in a socket, and
- * most ranks of a host are not connected to each other.
+ * that says on which core it waits, or waited before it computed (cores.h). A rank that leaves in order sets its byte
+ * before its process can end, so that whoever sees the process gone knows at once which it was: a goodbye message may
+ * still be in a socket, and most ranks of a host are not connected to each other.
  *
  * Every rank makes a sealed memfd before the rendezvous; afterwards all of a host use that of its lowest rank, opened
  * through /proc or passed (spaces.h), close their own, and keep that one open for who joins later. Nothing is left
