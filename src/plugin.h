@@ -237,8 +237,8 @@ typedef struct ddl_transport {
     /* Looks at an operation up to `looks` times, without giving the core away; fewer, where ranks share cores and one
      * that has not come needs this one. DDL_OK when it has ended and is gone, DDL_IN_PROGRESS while it waits for rank
      * *out_rank of the set (of several for one that needs this core; -1: none is missing, or not known), or
-     * DDL_ERR_MISMATCH when that rank has begun it with another signature; then nothing was written to out, and it waits
-     * for a cancel, as it does after any other error: it has failed here. */
+     * DDL_ERR_MISMATCH when that rank has begun it with another signature; then nothing was written to out, and it
+     * waits for a cancel, as it does after any other error: it has failed here. */
     ddl_status (*native_test)(void *self, void *set, void *op, int32_t looks, int32_t *out_rank);
     /* Gives an operation up, because a rank died, called something else, or time is over: on return its buffers are not
      * touched any more, by no rank. The set serves no further operation. */

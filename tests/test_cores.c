@@ -120,8 +120,8 @@ TEST(ranks_for_each_core) {
             table[r].core_set = (uint64_t)t->sets[r];
         }
         if (ddl__crowding(&c, table, &crowding) != DDL_OK || crowding != t->crowding) {
-            test__fail(__FILE__, __LINE__, "hosts %s, cores %s of sets %s: %d ranks per core instead of %d", t->hosts, t->cores, t->sets,
-                       crowding, t->crowding);
+            test__fail(__FILE__, __LINE__, "hosts %s, cores %s of sets %s: %d ranks per core instead of %d", t->hosts,
+                       t->cores, t->sets, crowding, t->crowding);
         }
     }
 }
