@@ -132,4 +132,14 @@ static inline void native_world_free(native_world *w) {
     }
 }
 
+/* All ranks run w->fn in the world that was made, and leave it. */
+static inline void native_world_run(native_world *w, int n, bool threads) {
+    if (threads) {
+        ranks_threads(n, native_thread_rank, w);
+    } else {
+        ranks_fork(n, native_fork_rank, w, 200);
+    }
+    native_world_free(w);
+}
+
 #endif

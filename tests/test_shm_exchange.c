@@ -71,12 +71,7 @@ static void exchanging(int n, const char *staging, bool threads) {
     }
     native_world w = {.fn = exchanging_rank, .cores = 1};
     native_world_make(&w, n);
-    if (threads) {
-        ranks_threads(n, native_thread_rank, &w);
-    } else {
-        ranks_fork(n, native_fork_rank, &w, 200);
-    }
-    native_world_free(&w);
+    native_world_run(&w, n, threads);
     unsetenv("SHM_STAGING_BYTES");
 }
 

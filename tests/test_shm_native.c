@@ -99,12 +99,7 @@ static void run_sweep(int n, sweep *s, bool threads) {
 #endif
     native_world w = {.fn = sweep_rank, .arg = s};
     native_world_make(&w, n);
-    if (threads) {
-        ranks_threads(n, native_thread_rank, &w);
-    } else {
-        ranks_fork(n, native_fork_rank, &w, 200);
-    }
-    native_world_free(&w);
+    native_world_run(&w, n, threads);
 }
 
 static void every_kind_and_size(bool threads) {
@@ -194,12 +189,7 @@ static void of_ranks_that_share_cores(size_t most, int rounds, bool threads) {
         native_world w = {.fn = sweep_rank, .arg = &s, .cores = 1};
         native_world_make(&w, n);
         CHECK(w.endpoint[n - 1]->crowded);
-        if (threads) {
-            ranks_threads(n, native_thread_rank, &w);
-        } else {
-            ranks_fork(n, native_fork_rank, &w, 200);
-        }
-        native_world_free(&w);
+        native_world_run(&w, n, threads);
     }
 }
 
