@@ -16218,7 +16218,8 @@ static ddl_host ddl__host_table(ddl_context *c) {
  * of this job and this user, then the descriptor and a tag go over and the connection ends. Nothing here blocks. */
 
 enum { DDL__PASSINGS_MAX = 256, DDL__PASSING_EVENT = 0x7fffffff };
-#define DDL__PASSING_NS (5 * DDL__NS_PER_S) /* from connecting to the end, else it is given up */
+#define DDL__PASSING_NS (5 * DDL__NS_PER_S) /* of one connection, for the proof and then for what is passed */
+#define DDL__PASSING_TRIES 12               /* of whoever passes: a minute, if the other one is stopped meanwhile */
 
 /* A descriptor on its way out or in. */
 typedef struct ddl__passing {
@@ -16229,6 +16230,7 @@ typedef struct ddl__passing {
     void *proof;
     uint64_t tag;
     int passed; /* what goes out; -1: the tag alone */
+    int32_t tries; /* that failed */
     uint64_t since_ns;
 } ddl__passing;
 
@@ -16279,6 +16281,16 @@ static ddl__passing *ddl__passing_new(ddl_context *c, int32_t peer, bool is_clie
     return p;
 }
 
+static void ddl__passing_hang_up(ddl_context *c, ddl__passing *p) {
+    if (p->proof != NULL) {
+        ddl__host_prove(&c->endpoints[0].host, &p->proof, p->is_client, p->peer, NULL, 0, NULL, NULL, NULL, NULL);
+    }
+    if (p->fd >= 0) {
+        close(p->fd);
+        p->fd = -1;
+    }
+}
+
 static void ddl__passing_free(ddl_context *c, ddl__passing *p) {
     for (ddl__passing **at = &c->passings; *at != NULL; at = &(*at)->next) {
         if (*at == p) {
@@ -16287,12 +16299,7 @@ static void ddl__passing_free(ddl_context *c, ddl__passing *p) {
             break;
         }
     }
-    if (p->proof != NULL) {
-        ddl__host_prove(&c->endpoints[0].host, &p->proof, p->is_client, p->peer, NULL, 0, NULL, NULL, NULL, NULL);
-    }
-    if (p->fd >= 0) {
-        close(p->fd);
-    }
+    ddl__passing_hang_up(c, p);
     if (p->passed >= 0) {
         close(p->passed);
     }
@@ -16393,6 +16400,7 @@ static ddl_status ddl__passing_step(ddl_context *c, ddl__passing *p) {
     if (status == DDL_OK && !p->proven) {
         status = ddl__tcp_handshake(&c->endpoints[0].host, p->fd, p->is_client, &p->proof, &p->peer);
         p->proven = status == DDL_OK;
+        p->since_ns = p->proven ? ddl__now_ns() : p->since_ns;
         status = p->proven && !c->links[p->peer].same_host ? DDL_ERR_CORRUPT : status;
     }
     if (status != DDL_OK) {
@@ -16415,6 +16423,18 @@ static void ddl__pass_accept(ddl_context *c) {
     }
 }
 
+/* A connection that came to nothing. Whoever passes connects anew, as either side may have been stopped in the middle;
+ * false: that was the last try, or it is for the other side to try. */
+static bool ddl__passing_again(ddl_context *c, ddl__passing *p, uint64_t now) {
+    if (!p->is_client || ++p->tries == DDL__PASSING_TRIES) {
+        return false;
+    }
+    ddl__passing_hang_up(c, p);
+    p->proven = false;
+    p->since_ns = now;
+    return true;
+}
+
 /* Moves all passings along. */
 static void ddl__pass_progress(ddl_context *c) {
     if (c->pass_fd < 0) {
@@ -16426,6 +16446,9 @@ static void ddl__pass_progress(ddl_context *c) {
         next = p->next;
         ddl_status status = ddl__passing_step(c, p);
         if (status == DDL_IN_PROGRESS && now - DDL__MIN(p->since_ns, now) < DDL__PASSING_NS) {
+            continue;
+        }
+        if (status != DDL_OK && ddl__passing_again(c, p, now)) {
             continue;
         }
         if (status != DDL_OK) {
@@ -16550,13 +16573,20 @@ static int ddl__board_reach(int32_t pid, int32_t fd) {
     return open(path, O_RDWR | O_CLOEXEC);
 }
 
+/* Whether a descriptor that came is a board: ours, of that size, and sealed, as one that could shrink would turn a look
+ * at it into SIGBUS. */
+static bool ddl__board_is_one(int fd, size_t bytes, struct stat *out_st) {
+    int seals = fcntl(fd, F_GET_SEALS); /* -1: of what cannot be sealed */
+    return fd >= 0 && fstat(fd, out_st) == 0 && S_ISREG(out_st->st_mode) && out_st->st_uid == geteuid() &&
+           out_st->st_size == (off_t)bytes && seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
+}
+
 /* Maps a board, and keeps its descriptor instead of the own one; who made it keeps that one, whose number the others
- * know. Size and seals are checked first: a board that could shrink would turn a look at it into SIGBUS. */
+ * know. */
 static void ddl__board_open(ddl_context *c, int fd) {
     struct stat st, mine;
     size_t bytes = ddl__board_bytes(c->world_size);
-    if (fd >= 0 && fstat(fd, &st) == 0 && st.st_size == (off_t)bytes &&
-        (fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK) != 0) {
+    if (ddl__board_is_one(fd, bytes, &st)) {
         void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         c->board = at != MAP_FAILED ? at : NULL;
         c->places = at != MAP_FAILED ? (void *)((char *)at + ddl__board_places(c->world_size)) : NULL;
@@ -23433,10 +23463,8 @@ static void ddl__native_list(ddl_context *c, ddl__op *op, uint32_t step, ddl_sta
     op->native_next = NULL;
     op->native_waits = -1;
     op->is_native = true;
-    if (op->call.on_device != DDL_HOST) {
-        c->device_natives++;
-        ddl__kick(c); /* as for stages: device.h */
-    }
+    c->device_natives += op->call.on_device != DDL_HOST;
+    ddl__kick(c); /* who sleeps for all has not looked at it, and what it needs may be there: nobody else wakes it */
     ddl__op **end = &c->natives;
     while (*end != NULL) {
         end = &(*end)->native_next;

@@ -141,3 +141,66 @@ static void strangers(ddl_group *w, void *arg) {
 TEST(a_stranger_gets_nowhere) {
     world_fork(2, strangers, NULL, 30);
 }
+
+/* A rank that is stopped for longer than a connection may take gets what was meant for it when it goes on; so does one whom a
+ * rank that was stopped itself had begun to pass something to. */
+static void stopped(ddl_group *w, void *arg) {
+    int which = *(int *)arg;
+    ddl_context *c = ddl_group_context(w);
+    OK(ddl_barrier(w));
+    if (ddl_rank(w) == 0) {
+        int zero = open("/dev/zero", O_RDONLY | O_CLOEXEC);
+        CHECK_EQ((int)give(w, 1, 1, zero), (int)DDL_OK);
+        close(zero);
+        ddl__lock(c);
+        ddl__pass_progress(c); /* it has connected, and said who it is */
+        ddl__unlock(c);
+    }
+    if (ddl_rank(w) == which) {
+        usleep(5500000); /* it does nothing, and so it hears nothing */
+    }
+    int fd = -1;
+    if (ddl_rank(w) == 1) {
+        REQUIRE(take(w, 0, 1, &fd));
+        char byte = 1;
+        CHECK_EQ((int)read(fd, &byte, 1), 1);
+        CHECK_EQ(byte, 0);
+        close(fd);
+    }
+    OK(ddl_barrier(w)); /* what is under way leaves while a rank waits */
+    CHECK(c->passings == NULL);
+}
+
+TEST(a_rank_that_was_stopped_gets_what_was_passed) {
+    int which = 1;
+    world_fork(2, stopped, &which, 30);
+}
+
+TEST(a_rank_that_was_stopped_passes_it_all_the_same) {
+    int which = 0;
+    world_fork(2, stopped, &which, 30);
+}
+
+/* What is not sealed may shrink under who looks at it, and what cannot be sealed is no board at all. */
+static void unsealed(ddl_group *w, void *arg) {
+    (void)arg;
+    ddl_context *c = ddl_group_context(w);
+    size_t bytes = ddl__board_bytes(c->world_size);
+    struct stat st;
+    char path[] = "/tmp/ddl-test-board-XXXXXX";
+    int file = mkstemp(path), memory = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    REQUIRE(file >= 0 && memory >= 0 && unlink(path) == 0);
+    REQUIRE(ftruncate(file, (off_t)bytes) == 0 && ftruncate(memory, (off_t)bytes) == 0);
+    CHECK(!ddl__board_is_one(file, bytes, &st));
+    CHECK(!ddl__board_is_one(memory, bytes, &st));
+    CHECK(!ddl__board_is_one(-1, bytes, &st));
+    REQUIRE(fcntl(memory, F_ADD_SEALS, F_SEAL_SHRINK) == 0);
+    CHECK(ddl__board_is_one(memory, bytes, &st));
+    CHECK(!ddl__board_is_one(memory, bytes + 1, &st));
+    close(file);
+    close(memory);
+}
+
+TEST(a_board_is_a_sealed_file_of_ours) {
+    world_threads(1, unsealed, NULL);
+}

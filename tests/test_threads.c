@@ -260,6 +260,48 @@ static void self_talk(ddl_group *w, void *arg) {
 
 TEST(a_thread_that_sleeps_is_woken_by_another) { world_threads(2, self_talk, NULL); }
 
+/* While one thread sleeps in the kernel for all, another begins a collective that all others wait for: what it needs is
+ * there already, so nobody else wakes the sleeper. Of an average all wait the long way. */
+static void *reduce_late(void *p) {
+    job *j = p;
+    ddl_group *w = j->w;
+    int rank = ddl_rank(w), n = ddl_size(w), quick[2] = {0, 0};
+    int32_t end = 0;
+    if (j->index == 0) {
+        OK(ddl_recv(w, DDL_VIEW(&end, 1), rank, 0, NULL));
+        return NULL;
+    }
+    for (int i = 0; i < 40; i++) {
+        float value = (float)(rank + i);
+        usleep(rank == 0 ? 30000 : 0); /* long enough for the other thread to fall asleep, and for the others to come */
+        double start = test_now_s();
+        if (i % 2 == 0) {
+            ddl_request *r = NULL;
+            OK(ddl_iall_reduce(w, DDL_VIEW(&value, 1), DDL_VIEW(&value, 1), DDL_SUM, &r));
+            OK(ddl_wait(&r, NULL));
+        } else {
+            OK(ddl_all_reduce(w, DDL_VIEW(&value, 1), DDL_VIEW(&value, 1), DDL_AVG));
+        }
+        quick[i % 2] += test_now_s() - start < 0.003 * test_slow();
+        float sum = (float)(n * (n - 1) / 2 + n * i);
+        CHECK(value == (i % 2 == 0 ? sum : sum / (float)n)); /* exact, of two ranks */
+    }
+    CHECK(rank != 0 || (quick[0] >= 5 && quick[1] >= 5));
+    OK(ddl_send(w, DDL_VIEW(&end, 1), rank, 0));
+    return NULL;
+}
+
+static void late_reductions(ddl_group *w, void *arg) {
+    (void)arg;
+    together(w, 2, reduce_late, NULL);
+    OK(ddl_barrier(w));
+}
+
+TEST(a_thread_that_sleeps_is_woken_by_a_collective) {
+    world_threads(2, late_reductions, NULL);
+    world_fork(2, late_reductions, NULL, 40);
+}
+
 static atomic_int waiting_threads;
 
 static void *wait_for_ever(void *p) {

@@ -190,11 +190,12 @@ static ddl_status cuda_board_make(cuda_ipc *t) {
     return DDL_OK;
 }
 
-/* Maps what a peer passed, if it is a board of the right size that cannot shrink. */
+/* Maps what a peer passed, if it is a board of this user, of the right size, that cannot shrink. */
 static const cuda_board *cuda_board_map(int fd, int32_t rank) {
     struct stat info;
-    if (fstat(fd, &info) != 0 || info.st_size != (off_t)sizeof(cuda_board) ||
-        (fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK) == 0) {
+    int seals = fcntl(fd, F_GET_SEALS); /* -1: of what cannot be sealed */
+    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) || info.st_uid != geteuid() ||
+        info.st_size != (off_t)sizeof(cuda_board) || seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
         return NULL;
     }
     void *at = mmap(NULL, sizeof(cuda_board), PROT_READ, MAP_SHARED, fd, 0);

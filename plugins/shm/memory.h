@@ -218,9 +218,7 @@ static void *shm_place_map(shm *t, uint64_t offset, uint64_t bytes, void *where)
     if (bytes >= SHM_HUGE) {
         madvise(at, (size_t)bytes, MADV_HUGEPAGE);
     }
-#ifdef MADV_POPULATE_WRITE
-    madvise(at, (size_t)bytes, MADV_POPULATE_WRITE); /* or the first use pays for each page; older kernels refuse */
-#endif
+    madvise(at, (size_t)bytes, MADV_POPULATE_WRITE); /* or the first use pays for each page */
     return at;
 }
 

@@ -94,6 +94,9 @@ static inline bool shm_begin(shm_set *set, shm_op *op) {
 
 /* ---- the queue ---- */
 
+/* It goes no further, and the core is to hear why (shm_native_test). */
+static inline bool shm_op_failed(const shm_op *op) { return op->differs >= 0 || op->failure != DDL_OK; }
+
 /* Moves the first operation. SHM_ENDED: the next one is first now. */
 static inline int shm_advance(shm_set *set) {
     shm_op *op = set->head;
@@ -220,7 +223,7 @@ static ddl_status shm_native_test(void *self, void *set_, void *op_, int32_t loo
     shm_op *op = op_;
     (void)self;
     for (int32_t k = 1; !op->ended; k++) {
-        if (shm_advance(set) == SHM_STUCK && (op->differs >= 0 || op->failure != DDL_OK)) {
+        if (shm_advance(set) == SHM_STUCK && shm_op_failed(op)) {
             *out_rank = op->differs;
             return op->differs >= 0 ? DDL_ERR_MISMATCH : op->failure;
         }
@@ -282,13 +285,15 @@ static void shm_native_close(void *self, void *set) {
 
 /* ---- for the endpoint ---- */
 
-/* Moves the first operation of each set along. Returns how many events there were. */
+/* Moves the first operation of each set along. Returns how many events there were; a failure is one until the core has
+ * heard of it. */
 static int32_t shm_natives_progress(shm *t) {
     int32_t events = 0;
     for (shm_set *set = t->natives == NULL ? NULL : t->natives->sets; set != NULL; set = set->next) {
         for (int32_t k = 0; k < SHM_STEPS && set->head != NULL && shm_advance(set) != SHM_STUCK; k++) {
             events++;
         }
+        events += set->head != NULL && shm_op_failed(set->head);
     }
     return events;
 }

@@ -248,7 +248,7 @@ static bool shm_find_all(shm_set *set) {
         if (set->pieces[j] == NULL) {
             return false;
         }
-        madvise((void *)(uintptr_t)set->pieces[j], (size_t)shm_piece_bytes(set->t), 22 /* MADV_POPULATE_READ */);
+        madvise((void *)(uintptr_t)set->pieces[j], (size_t)shm_piece_bytes(set->t), MADV_POPULATE_READ);
     }
     set->found = true;
     return true;
@@ -313,7 +313,7 @@ static bool shm_piece_deal(shm_set *set) {
         return false;
     }
     set->own = (shm_face *)(void *)(t->base + offset);
-    madvise(set->own, (size_t)bytes, 23 /* MADV_POPULATE_WRITE */); /* by the owner, and not in the first operation */
+    madvise(set->own, (size_t)bytes, MADV_POPULATE_WRITE); /* by the owner, and not in the first operation */
     memset(set->own, 0, sizeof *set->own);
     return true;
 }

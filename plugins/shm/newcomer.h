@@ -46,13 +46,19 @@ static void shm_layout_take(shm *t, const shm_header *h) {
     t->segment_bytes = shm_arena_offset(t, t->local_count);
 }
 
-/* Nothing is left of the process before. Its words to others are its last: it is gone. */
-static bool shm_part_take(shm *t) {
+/* Nothing is left of the process before. Its words to others are its last: it is gone. Returns what is wrong, or NULL. */
+static const char *shm_part_take(shm *t) {
     int32_t i = t->local_index;
     shm_control_block *mine = shm_control(t, i);
     int32_t before = shm_state(t, i) == SHM_IN ? atomic_load_explicit(&mine->pid, memory_order_relaxed) : 0;
-    if (before <= 0 || (before != (int32_t)getpid() && kill(before, 0) == 0) || !shm_may_take_memory(t)) {
-        return false;
+    if (before <= 0) {
+        return "that rank had not come into it";
+    }
+    if (before != (int32_t)getpid() && kill(before, 0) == 0) {
+        return "the process that had this rank is still there; if it has ended, its parent has not waited for it";
+    }
+    if (!shm_may_take_memory(t)) {
+        return "this process may not take so much memory";
     }
     int mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
     bool empty = fallocate(t->fd, mode, (off_t)shm_staging_offset(t, i), (off_t)t->staging_bytes) == 0 &&
@@ -66,7 +72,26 @@ static bool shm_part_take(shm *t) {
         atomic_store_explicit(&mine->pulls[k], SHM_PULLS_NOT, memory_order_relaxed);
     }
     atomic_store_explicit(&mine->sleeping, 0, memory_order_relaxed);
-    return empty && shm_bell_guard(t) == DDL_OK && shm_memory_open(t) == DDL_OK && shm_messages_open(t) == DDL_OK;
+    bool open = empty && shm_bell_guard(t) == DDL_OK && shm_memory_open(t) == DDL_OK && shm_messages_open(t) == DDL_OK;
+    return open ? NULL : "there is no memory for it";
+}
+
+/* Opens and maps a member's segment, and takes its part. Returns what is wrong, or NULL. */
+static const char *shm_segment_enter(shm *t, const char *path) {
+    shm_header h;
+    t->fd = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+    if (t->fd < 0) {
+        return "it cannot be opened: no /proc, or another pid namespace or user";
+    }
+    if (!shm_header_look(t, &h)) {
+        return "its layout has no place for this rank, or other settings";
+    }
+    shm_layout_take(t, &h);
+    const char *fault = shm_fd_fault(t);
+    if (fault != NULL) {
+        return fault;
+    }
+    return shm_map(t) == DDL_OK ? shm_part_take(t) : "it cannot be mapped";
 }
 
 /* Comes into the segment of the member that it knows. */
@@ -74,17 +99,12 @@ static ddl_status shm_attach(shm *t) {
     int32_t rank = t->attach;
     const shm_address *from = &t->addresses[rank];
     char path[64];
-    shm_header h;
     t->attach = -1; /* once */
     snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)from->pid, (int)from->fd);
-    t->fd = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
-    bool in = t->fd >= 0 && shm_header_look(t, &h);
-    if (in) {
-        shm_layout_take(t, &h);
-        in = shm_fd_fault(t) == NULL && shm_map(t) == DDL_OK && shm_part_take(t);
-    }
-    if (!in) {
-        shm_log(t, DDL_LOG_INFO, "this newcomer does not come into the segment of rank %d", (int)rank);
+    const char *fault = shm_segment_enter(t, path);
+    if (fault != NULL) {
+        shm_log(t, DDL_LOG_INFO, "this newcomer does not come into the segment of rank %d, and has no native collectives there: %s",
+                (int)rank, fault);
         t->stage = SHM_DECLINED;
         return DDL_ERR_UNSUPPORTED;
     }

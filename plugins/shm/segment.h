@@ -42,6 +42,11 @@
 #endif
 #endif
 
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22 /* as Linux 5.14 names them; older kernels refuse, and the first use pays for each page */
+#define MADV_POPULATE_WRITE 23
+#endif
+
 #define SHM_LOCAL_MAX 512 /* ranks of one host; rings grow with its square */
 #define SHM_PAGE 4096u
 #define SHM_LINE 64 /* bytes of a cache line */
@@ -51,7 +56,7 @@
 #define SHM_ARENAS_MAX ((uint64_t)16 << 40)
 #define SHM_COMMIT_STEP ((uint64_t)32 << 20) /* a signal undoes what one fallocate has done so far */
 #define SHM_ASK_BYTES (1u << 20)             /* from here on what a control group allows is asked before memory is taken */
-#define SHM_DISTANT_NS 100u /* see distance.h */
+#define SHM_DISTANT_NS 100u                  /* see distance.h */
 #define SHM_SETS 32                          /* entries of a rank's directory: sets of native collectives */
 #define SHM_HEADER_BYTES ((SHM_LOCAL_MAX * 4u + 2 * SHM_PAGE - 1) / SHM_PAGE * SHM_PAGE)
 

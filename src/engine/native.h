@@ -252,10 +252,8 @@ static void ddl__native_list(ddl_context *c, ddl__op *op, uint32_t step, ddl_sta
     op->native_next = NULL;
     op->native_waits = -1;
     op->is_native = true;
-    if (op->call.on_device != DDL_HOST) {
-        c->device_natives++;
-        ddl__kick(c); /* as for stages: device.h */
-    }
+    c->device_natives += op->call.on_device != DDL_HOST;
+    ddl__kick(c); /* who sleeps for all has not looked at it, and what it needs may be there: nobody else wakes it */
     ddl__op **end = &c->natives;
     while (*end != NULL) {
         end = &(*end)->native_next;

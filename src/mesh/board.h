@@ -40,13 +40,20 @@ static int ddl__board_reach(int32_t pid, int32_t fd) {
     return open(path, O_RDWR | O_CLOEXEC);
 }
 
+/* Whether a descriptor that came is a board: ours, of that size, and sealed, as one that could shrink would turn a look
+ * at it into SIGBUS. */
+static bool ddl__board_is_one(int fd, size_t bytes, struct stat *out_st) {
+    int seals = fcntl(fd, F_GET_SEALS); /* -1: of what cannot be sealed */
+    return fd >= 0 && fstat(fd, out_st) == 0 && S_ISREG(out_st->st_mode) && out_st->st_uid == geteuid() &&
+           out_st->st_size == (off_t)bytes && seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
+}
+
 /* Maps a board, and keeps its descriptor instead of the own one; who made it keeps that one, whose number the others
- * know. Size and seals are checked first: a board that could shrink would turn a look at it into SIGBUS. */
+ * know. */
 static void ddl__board_open(ddl_context *c, int fd) {
     struct stat st, mine;
     size_t bytes = ddl__board_bytes(c->world_size);
-    if (fd >= 0 && fstat(fd, &st) == 0 && st.st_size == (off_t)bytes &&
-        (fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK) != 0) {
+    if (ddl__board_is_one(fd, bytes, &st)) {
         void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         c->board = at != MAP_FAILED ? at : NULL;
         c->places = at != MAP_FAILED ? (void *)((char *)at + ddl__board_places(c->world_size)) : NULL;

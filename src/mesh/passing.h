@@ -11,7 +11,8 @@
 #include <sys/un.h>
 
 enum { DDL__PASSINGS_MAX = 256, DDL__PASSING_EVENT = 0x7fffffff };
-#define DDL__PASSING_NS (5 * DDL__NS_PER_S) /* from connecting to the end, else it is given up */
+#define DDL__PASSING_NS (5 * DDL__NS_PER_S) /* of one connection, for the proof and then for what is passed */
+#define DDL__PASSING_TRIES 12               /* of whoever passes: a minute, if the other one is stopped meanwhile */
 
 /* A descriptor on its way out or in. */
 typedef struct ddl__passing {
@@ -22,6 +23,7 @@ typedef struct ddl__passing {
     void *proof;
     uint64_t tag;
     int passed; /* what goes out; -1: the tag alone */
+    int32_t tries; /* that failed */
     uint64_t since_ns;
 } ddl__passing;
 
@@ -72,6 +74,16 @@ static ddl__passing *ddl__passing_new(ddl_context *c, int32_t peer, bool is_clie
     return p;
 }
 
+static void ddl__passing_hang_up(ddl_context *c, ddl__passing *p) {
+    if (p->proof != NULL) {
+        ddl__host_prove(&c->endpoints[0].host, &p->proof, p->is_client, p->peer, NULL, 0, NULL, NULL, NULL, NULL);
+    }
+    if (p->fd >= 0) {
+        close(p->fd);
+        p->fd = -1;
+    }
+}
+
 static void ddl__passing_free(ddl_context *c, ddl__passing *p) {
     for (ddl__passing **at = &c->passings; *at != NULL; at = &(*at)->next) {
         if (*at == p) {
@@ -80,12 +92,7 @@ static void ddl__passing_free(ddl_context *c, ddl__passing *p) {
             break;
         }
     }
-    if (p->proof != NULL) {
-        ddl__host_prove(&c->endpoints[0].host, &p->proof, p->is_client, p->peer, NULL, 0, NULL, NULL, NULL, NULL);
-    }
-    if (p->fd >= 0) {
-        close(p->fd);
-    }
+    ddl__passing_hang_up(c, p);
     if (p->passed >= 0) {
         close(p->passed);
     }
@@ -186,6 +193,7 @@ static ddl_status ddl__passing_step(ddl_context *c, ddl__passing *p) {
     if (status == DDL_OK && !p->proven) {
         status = ddl__tcp_handshake(&c->endpoints[0].host, p->fd, p->is_client, &p->proof, &p->peer);
         p->proven = status == DDL_OK;
+        p->since_ns = p->proven ? ddl__now_ns() : p->since_ns;
         status = p->proven && !c->links[p->peer].same_host ? DDL_ERR_CORRUPT : status;
     }
     if (status != DDL_OK) {
@@ -208,6 +216,18 @@ static void ddl__pass_accept(ddl_context *c) {
     }
 }
 
+/* A connection that came to nothing. Whoever passes connects anew, as either side may have been stopped in the middle;
+ * false: that was the last try, or it is for the other side to try. */
+static bool ddl__passing_again(ddl_context *c, ddl__passing *p, uint64_t now) {
+    if (!p->is_client || ++p->tries == DDL__PASSING_TRIES) {
+        return false;
+    }
+    ddl__passing_hang_up(c, p);
+    p->proven = false;
+    p->since_ns = now;
+    return true;
+}
+
 /* Moves all passings along. */
 static void ddl__pass_progress(ddl_context *c) {
     if (c->pass_fd < 0) {
@@ -219,6 +239,9 @@ static void ddl__pass_progress(ddl_context *c) {
         next = p->next;
         ddl_status status = ddl__passing_step(c, p);
         if (status == DDL_IN_PROGRESS && now - DDL__MIN(p->since_ns, now) < DDL__PASSING_NS) {
+            continue;
+        }
+        if (status != DDL_OK && ddl__passing_again(c, p, now)) {
             continue;
         }
         if (status != DDL_OK) {
