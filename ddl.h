@@ -16459,13 +16459,14 @@ static void ddl__pass_progress(ddl_context *c) {
     }
 }
 
-/* Is something of this rank's still on its way? What its peer does not take is given up after a while. */
-static bool ddl__pass_is_sending(const ddl_context *c) {
+/* To whom something of this rank's is still on its way; -1: to nobody. What its peer does not take is given up after a
+ * while. */
+static int32_t ddl__pass_sends_to(const ddl_context *c) {
     const ddl__passing *p = c->passings;
     while (p != NULL && !p->is_client) {
         p = p->next;
     }
-    return p != NULL;
+    return p != NULL ? p->peer : -1;
 }
 
 /* >>host */
@@ -30518,9 +30519,11 @@ static ddl_status ddl__links_settle(ddl_context *c, ddl__reach *offers, int32_t 
     for (uint32_t round = 1;; round++) {
         int32_t open = ddl__spaces_settling(c, board_rank, board, &rank);
         open += ddl__links_settling(c, offers, &rank);
-        if (open == 0 && !ddl__pass_is_sending(c)) {
+        int32_t told = ddl__pass_sends_to(c);
+        if (open == 0 && told < 0) {
             return DDL_OK;
         }
+        rank = open == 0 ? told : rank;
         struct pollfd wake = {.fd = c->epoll_fd, .events = POLLIN};
         ddl__pass_progress(c);
         poll(&wake, gone < 0 ? 1u : 0u, 2);

@@ -111,4 +111,17 @@ def ring_with_planted_bugs():
         wrong("ring", "RECORDS=8", bug)
 
 
+@test
+def room():
+    right("room", "RECORDS=6")
+    right("room", "RECORDS=6", "SLEEPER")
+
+
+@test
+def room_with_planted_bugs():
+    for bug in ("BUG_FENCE", "BUG_LOOK", "BUG_RECORD", "BUG_THREAD", "BUG_WANT", "BUG_TELL"):
+        wrong("room", "RECORDS=6", bug)
+        wrong("room", "RECORDS=6", "SLEEPER", bug)
+
+
 main()

@@ -252,13 +252,14 @@ static void ddl__pass_progress(ddl_context *c) {
     }
 }
 
-/* Is something of this rank's still on its way? What its peer does not take is given up after a while. */
-static bool ddl__pass_is_sending(const ddl_context *c) {
+/* To whom something of this rank's is still on its way; -1: to nobody. What its peer does not take is given up after a
+ * while. */
+static int32_t ddl__pass_sends_to(const ddl_context *c) {
     const ddl__passing *p = c->passings;
     while (p != NULL && !p->is_client) {
         p = p->next;
     }
-    return p != NULL;
+    return p != NULL ? p->peer : -1;
 }
 
 /* >>host */

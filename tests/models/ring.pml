@@ -2,6 +2,9 @@
  * what does not fit before the end is skipped; where there is room, the line behind the next record is cleared ahead of
  * time. The last record is an end without content. Either side may die before any step.
  *
+ * Stores land at once: that others see them in order is for the releases and acquires of ring.h. Who sleeps while there is no
+ * room, or no record, is in room.pml.
+ *
  * Checked: the reader sees whole records, each once, in order, and then the end; who lives goes on as far as it can.
  * Planted bugs, which must be found: BUG_CLEAR (the place behind a record is cleared after it was published), BUG_BEHIND
  * (no room is kept for that place), BUG_TELL (places are given back before they were read), BUG_AHEAD (a line is cleared
