@@ -35,32 +35,32 @@ TEST(recall_of_an_offer) { recall_of(1 << 20, "FABRIC_FORCE_MR=local"); }
 TEST(recall_of_what_goes_in_pieces) { recall_of(1 << 20, "FABRIC_FORCE_NO_RMA=1"); }
 
 /* An operation over many peers, none of which looks, is given up: all its memory comes back in the time of one. */
-static void recalls_in_a_row(uint64_t bytes, const char *setting) {
+static void recalls_in_a_row(int each, uint64_t bytes, const char *setting) {
     NEED_LIBFABRIC();
-    enum { PEERS = 5, EACH = 4 };
+    enum { PEERS = 5, MOST = FABRIC_WINDOW };
     endpoint *e = world_open(PEERS + 1, setting, NULL);
-    letter first[PEERS], l[PEERS][EACH];
+    letter first[PEERS], l[PEERS][MOST];
     for (int i = 0; i < PEERS; i++) {
         post(&e[0], i + 1, &first[i], 400000);
         DRIVE(e, PEERS + 1, e[i + 1].arrived[0] == 1 && first[i].returned == first[i].borrowed) {}
     }
-    for (int i = 0; i < PEERS * EACH; i++) {
+    for (int i = 0; i < PEERS * each; i++) {
         CHECK_EQ(post(&e[0], i % PEERS + 1, &l[i % PEERS][i / PEERS], bytes), DDL_IN_PROGRESS);
     }
     double start = test_now_s();
-    for (int i = 0; i < PEERS * EACH; i++) {
+    for (int i = 0; i < PEERS * each; i++) {
         letter *one = &l[i % PEERS][i / PEERS];
         fabric_transport.recall(e[0].self, i % PEERS + 1, &one->message);
         memset(one->payload, 0x11, bytes);
     }
     double took = test_now_s() - start;
     CHECK(took < 0.5 * test_slow());
-    printf("     %d recalls took %.0f ms\n", PEERS * EACH, took * 1e3);
+    printf("     %d recalls took %.0f ms\n", PEERS * each, took * 1e3);
     for (int i = 0; i < PEERS; i++) {
-        DRIVE(e, PEERS + 1, e[i + 1].arrived[0] == 1 + EACH) {}
+        DRIVE(e, PEERS + 1, e[i + 1].arrived[0] == 1 + (uint64_t)each) {}
         CHECK_EQ(e[i + 1].lost[0] + e[0].lost[i + 1], 0);
         letter_free(&first[i]);
-        for (int k = 0; k < EACH; k++) {
+        for (int k = 0; k < each; k++) {
             CHECK_EQ(l[i][k].returned, 0);
             free(l[i][k].payload);
         }
@@ -68,8 +68,10 @@ static void recalls_in_a_row(uint64_t bytes, const char *setting) {
     world_end(e, PEERS + 1);
 }
 
-TEST(recalls_of_payloads_in_a_row) { recalls_in_a_row(6 << 20, NULL); }
-TEST(recalls_of_offers_in_a_row) { recalls_in_a_row(60000, "FABRIC_FORCE_MR=local"); }
+TEST(recalls_of_payloads_in_a_row) { recalls_in_a_row(4, 6 << 20, NULL); }
+TEST(recalls_of_offers_in_a_row) { recalls_in_a_row(4, 60000, "FABRIC_FORCE_MR=local"); }
+/* So many that there is no credit for a word about each. */
+TEST(recalls_of_many_offers_in_a_row) { recalls_in_a_row(FABRIC_WINDOW - 4, 60000, "FABRIC_FORCE_MR=local"); }
 
 /* In a row that has lasted for longer than a peer is waited for, each recall still has time to be told: nobody is cut. */
 TEST(a_row_of_recalls_that_lasts_cuts_nobody) {

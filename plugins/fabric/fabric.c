@@ -190,7 +190,7 @@ static void fabric_tell_port(fabric_self *s, int32_t rail, const void *name, siz
 static ddl_status fabric_address_make(fabric_self *s) {
     fabric_address *a = &s->address;
     const struct fi_info *info = s->rails[0].info;
-    a->version = 4;
+    a->version = 5;
     a->has_rma = !s->force_no_rma && (s->connects || (info->caps & FI_RMA) != 0);
     a->has_rma &= !s->unread;
     snprintf(a->provider, sizeof a->provider, "%s", info->fabric_attr->prov_name);

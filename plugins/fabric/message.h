@@ -278,9 +278,9 @@ static int fabric_send_repair(fabric_self *s, fabric_link *l, fabric_offer *o) {
     return 1;
 }
 
-/* A word about an offer, ahead of the queue. */
-static int fabric_put_word(fabric_self *s, fabric_link *l, uint8_t kind, uint32_t number) {
-    fabric_head head = fabric_head_of(s, l, kind, number, 0);
+/* A word about an offer, ahead of the queue; more: how many of those behind it the word is about too. */
+static int fabric_put_word(fabric_self *s, fabric_link *l, uint8_t kind, uint32_t number, uint32_t more) {
+    fabric_head head = fabric_head_of(s, l, kind, number, more);
     if (!fabric_may_send(l, 0) || fabric_put(s, l, &head, NULL, 0, NULL, 0) != FABRIC_GONE) {
         return 0;
     }
@@ -288,16 +288,28 @@ static int fabric_put_word(fabric_self *s, fabric_link *l, uint8_t kind, uint32_
     return 1;
 }
 
-/* What is to be said about one of our offers. */
-static int fabric_push_offer(fabric_self *s, fabric_link *l, fabric_offer *o) {
-    if (o->withdrawn == 1) {
-        if (!fabric_put_word(s, l, FABRIC_WITHDRAW, o->number)) {
-            return 0;
-        }
+/* One word for all in a row that are to be withdrawn: a peer that does not look gives no credit for one each. */
+static int fabric_put_withdraw(fabric_self *s, fabric_link *l, fabric_offer *first) {
+    uint32_t more = 0;
+    for (fabric_offer *o = first->next; o != NULL && o->withdrawn == 1; o = o->next) {
+        more++;
+    }
+    if (!fabric_put_word(s, l, FABRIC_WITHDRAW, first->number, more)) {
+        return 0;
+    }
+    for (fabric_offer *o = first; o != NULL && o->number - first->number <= more; o = o->next) {
         o->withdrawn = 2;
     }
+    return 1;
+}
+
+/* What is to be said about one of our offers. */
+static int fabric_push_offer(fabric_self *s, fabric_link *l, fabric_offer *o) {
+    if (o->withdrawn == 1 && !fabric_put_withdraw(s, l, o)) {
+        return 0;
+    }
     if (o->valid_due) {
-        if (!fabric_put_word(s, l, FABRIC_VALID, o->number)) {
+        if (!fabric_put_word(s, l, FABRIC_VALID, o->number, 0)) {
             return 0;
         }
         o->valid_due = 0;
@@ -308,13 +320,13 @@ static int fabric_push_offer(fabric_self *s, fabric_link *l, fabric_offer *o) {
 /* What goes ahead of the queue, as others wait for it. */
 static int fabric_push_urgent(fabric_self *s, fabric_link *l) {
     if (l->refusing) {
-        if (!fabric_put_word(s, l, FABRIC_REFUSE, l->pulled)) {
+        if (!fabric_put_word(s, l, FABRIC_REFUSE, l->pulled, 0)) {
             return 0;
         }
         l->refusing = 0;
     }
     if (l->landing.active && l->landing.checking == 1) {
-        if (!fabric_put_word(s, l, FABRIC_CHECK, l->pulled)) {
+        if (!fabric_put_word(s, l, FABRIC_CHECK, l->pulled, 0)) {
             return 0;
         }
         l->landing.checking = 2;

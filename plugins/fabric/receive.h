@@ -66,6 +66,15 @@ static void fabric_on_offer_word(fabric_self *s, fabric_link *l, const fabric_he
     fabric_backlog_add(s, l);
 }
 
+/* A peer wants offers back: one, and so many behind it. */
+static void fabric_withdrawn(fabric_link *l, uint32_t number, uint32_t more) {
+    for (uint32_t i = 0; i <= more && i < 64; i++) {
+        if (number + i - l->pulled < 64) {
+            l->withdrawn |= (uint64_t)1 << (number + i) % 64;
+        }
+    }
+}
+
 static void fabric_received(fabric_self *s, fabric_slot *slot, size_t length) {
     fabric_head head;
     if (length < sizeof head || length > s->slot_bytes) {
@@ -87,8 +96,8 @@ static void fabric_received(fabric_self *s, fabric_slot *slot, size_t length) {
     l->heard_out |= head.kind == FABRIC_BYE || (head.kind == FABRIC_ACK && head.sequence == FABRIC_HEARD);
     slot->peer = head.source;
     slot->length = (uint32_t)length;
-    if (head.kind == FABRIC_WITHDRAW && head.sequence - l->pulled < 64) {
-        l->withdrawn |= (uint64_t)1 << head.sequence % 64;
+    if (head.kind == FABRIC_WITHDRAW) {
+        fabric_withdrawn(l, head.sequence, head.bytes);
     }
     if (head.kind == FABRIC_REFUSE || head.kind == FABRIC_CHECK) { /* recall waits for that */
         fabric_on_offer_word(s, l, &head);
@@ -133,7 +142,7 @@ static void fabric_send_ended(fabric_self *s, fabric_slot *slot, int error) {
     fabric_head head;
     memcpy(&head, slot->bytes, sizeof head);
     for (fabric_offer *o = head.kind == FABRIC_WITHDRAW && error == 0 ? l->offers : NULL; o != NULL; o = o->next) {
-        if (o->number == head.sequence && o->withdrawn == 2) {
+        if (o->number - head.sequence <= head.bytes && o->withdrawn == 2) {
             o->withdrawn = 3;
             o->told_ns = s->host->now_ns(s->host);
         }

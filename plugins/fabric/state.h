@@ -50,7 +50,8 @@ enum {
     FABRIC_OFFER,  /* a message whose payload is to be read: fabric_offer_body */
     FABRIC_REFUSE, /* the payload of an offer cannot be read: send it */
     FABRIC_REPAIR, /* a part of what was refused, at its place */
-    FABRIC_WITHDRAW, /* the payload of an offer is wanted back: read it no more, and use nothing of it that was slow */
+    FABRIC_WITHDRAW, /* the payload of an offer is wanted back, and those of so many behind it as it has bytes: read them no more, and use
+                      * nothing of them that was slow */
     FABRIC_CHECK,    /* a payload that was slow to read has come: was the offer withdrawn meanwhile? */
     FABRIC_VALID,    /* it was not */
     FABRIC_ACK,    /* head alone; its number is 0, or FABRIC_HEARD */

@@ -186,6 +186,8 @@ static void fabric_offers_withdraw(fabric_self *s) {
     for (fabric_link *l = s->links; l != NULL; l = l->next) {
         for (fabric_offer *o = l->offers; o != NULL && l->broken == 0 && !s->peers[l->peer].gone; o = o->next) {
             o->withdrawn = o->withdrawn != 0 ? o->withdrawn : 1;
+        }
+        for (fabric_offer *o = l->offers; o != NULL && l->broken == 0 && !s->peers[l->peer].gone; o = o->next) {
             if (o->withdrawn == 1 && !fabric_push_offer(s, l, o)) {
                 break;
             }
