@@ -452,6 +452,85 @@ TEST(what_came_before_a_connection_broke_is_heard) {
     world_end(e, 2);
 }
 
+/* A network that is away for two seconds, or a rank without a free descriptor, ends no link; and of one that is away for longer the core
+ * hears that there never was a connection, not that the host is gone. */
+TEST(a_call_in_vain_is_made_again_for_seconds) {
+    NEED_LIBFABRIC();
+    static const struct {
+        int error, told;
+        uint64_t patience;
+    } calls[] = {{EHOSTUNREACH, ENOTCONN, 3500000000u}, {ENETUNREACH, ENOTCONN, 3500000000u}, {EMFILE, ENOTCONN, 3500000000u},
+                 {ECONNREFUSED, ECONNREFUSED, 1000000000u}};
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+        endpoint *e = world_open(2, NULL, NULL);
+        fabric_link *l = fabric_link_of(e[0].self, 1);
+        fabric_way *w = &l->way[FABRIC_WORDS];
+        for (int k = 0; k < 2 * FABRIC_CALLS; k++) {
+            fabric_way_failed(e[0].self, w, calls[i].error);
+        }
+        CHECK_EQ(l->broken, 0);
+        w->since_ns -= calls[i].patience - 500000000u; /* that was half a second ago, at most */
+        fabric_way_failed(e[0].self, w, calls[i].error);
+        CHECK_EQ(l->broken, 0);
+        w->since_ns -= 500000000u;
+        fabric_way_failed(e[0].self, w, calls[i].error);
+        DRIVE(e, 1, e[0].lost[1] == 1) {}
+        CHECK_EQ(e[0].lost_error[1], calls[i].told);
+        world_end(e, 2);
+    }
+}
+
+/* A peer that does not take a first message for 5 s is named once, with what may be wrong, and is not lost. */
+static void not_reached(const char *setting, const char *sentence) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(2, setting, NULL);
+    letter l;
+    post(&e[0], 1, &l, 60000);
+    fabric_link *link = self_of(&e[0])->peers[1].link;
+    DRIVE(e, 1, link->unheard_ns != 0) {} /* rank 1 does not look */
+    CHECK(strstr(e[0].log, "has no connection") == NULL);
+    link->unheard_ns -= 5000000000u;
+    DRIVE(e, 1, self_of(&e[0])->told_unheard) {}
+    const char *said = strstr(e[0].log, "rank 0 has no connection to rank 1");
+    CHECK(said != NULL && strstr(said, sentence) != NULL && strstr(said + 20, "has no connection") == NULL);
+    DRIVE(e, 2, e[1].arrived[0] == 1 && l.returned == l.borrowed) {}
+    CHECK_EQ(e[0].lost[1] + e[1].lost[0], 0);
+    letter_free(&l);
+    world_end(e, 2);
+}
+
+TEST(a_peer_that_is_not_reached_is_named) { not_reached(NULL, "DDL_PORT_RANGE"); }
+TEST(a_peer_that_an_adapter_does_not_reach_is_named) { not_reached("FABRIC_FORCE_MR=local", "UDP port 4791"); }
+
+static ssize_t no_read(struct fid_ep *ep, void *buf, size_t len, void *desc, fi_addr_t at, uint64_t address, uint64_t key, void *context) {
+    (void)ep, (void)buf, (void)len, (void)desc, (void)at, (void)address, (void)key, (void)context;
+    return -FI_EAGAIN;
+}
+
+/* An adapter that does not reach its like, though messages come: the payload is asked for in pieces after 3 s, the next at once. */
+TEST(what_an_adapter_cannot_read_is_sent) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(2, "FABRIC_FORCE_MR=local", NULL);
+    letter l, next;
+    hooks.of = e[1].self;
+    hooks.read = no_read;
+    double start = test_now_s();
+    CHECK_EQ(post(&e[0], 1, &l, 1 << 20), DDL_IN_PROGRESS);
+    DRIVE(e, 2, e[1].arrived[0] == 1 && l.returned == 1) {}
+    CHECK(test_now_s() - start >= 3 && test_now_s() - start < 5 * test_slow());
+    start = test_now_s();
+    post(&e[0], 1, &next, 1 << 20);
+    DRIVE(e, 2, e[1].arrived[0] == 2 && next.returned == 1) {}
+    CHECK(test_now_s() - start < 1 * test_slow());
+    const char *said = strstr(e[1].log, "rank 1 could not begin to read from rank 0");
+    CHECK(said != NULL && strstr(said + 20, "could not begin") == NULL);
+    hooks_end();
+    CHECK_EQ(e[0].lost[1] + e[1].lost[0], 0);
+    letter_free(&l);
+    letter_free(&next);
+    world_end(e, 2);
+}
+
 /* A payload that nothing takes for a second is asked for as messages; the next one goes by a new connection. */
 TEST(what_never_can_be_taken_is_sent) {
     NEED_LIBFABRIC();

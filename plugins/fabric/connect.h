@@ -17,9 +17,12 @@
 #include "rail.h"
 
 enum { FABRIC_PART = 1 << 20 }; /* so much of a payload is one message of libfabric's, at most */
-enum { FABRIC_CALLS = 8 };      /* in vain, and the peer cannot be reached */
+enum { FABRIC_CALLS = 8 };      /* in vain, each after a longer pause than the one before */
 enum { FABRIC_LAST_LOOKS = 4 }; /* libfabric accepts in one, and reads who calls in the next */
 #define FABRIC_CALL_NS 10000000u /* after one that failed */
+/* From the first that failed, until the peer cannot be reached; as the core's own TCP. A network may be away for 2 s. */
+#define FABRIC_REFUSED_NS 1000000000u
+#define FABRIC_UNREACHED_NS 3500000000u
 #define FABRIC_END_NS 100000000u /* for the core to hear why WORDS have ended */
 #define FABRIC_CALLED_NS 10000000000u /* for a call of the lower rank's, whose first packets may be lost */
 
@@ -170,7 +173,8 @@ static int fabric_strand_make(fabric_self *s, fabric_strand *strand, struct fi_i
 }
 
 /* It did not come about, and is called once more in a while. Of two that call each other the higher rank is refused, and called: it
- * cannot tell when that will be, and gives up late. */
+ * cannot tell when that will be, and gives up late. What is said then is that there never was a connection: of an errno like
+ * EHOSTUNREACH the core would learn that the whole host is gone. */
 static void fabric_way_failed(fabric_self *s, fabric_way *w, int error) {
     int32_t peer = w->link->peer;
     uint64_t now = s->host->now_ns(s->host);
@@ -179,10 +183,10 @@ static void fabric_way_failed(fabric_self *s, fabric_way *w, int error) {
     w->failures += w->failures < FABRIC_CALLS;
     w->retry_ns = now + FABRIC_CALL_NS * (uint64_t)w->failures;
     fabric_log(s, DDL_LOG_DEBUG, "a connection to rank %d did not come about: %s", peer, fabric_error(s, error));
-    int patient = s->rank > peer && now - w->since_ns < FABRIC_CALLED_NS;
-    if (w->kind == FABRIC_WORDS && w->failures == FABRIC_CALLS && !patient) {
+    uint64_t patience = s->rank > peer ? FABRIC_CALLED_NS : error == ECONNREFUSED ? FABRIC_REFUSED_NS : FABRIC_UNREACHED_NS;
+    if (w->kind == FABRIC_WORDS && w->failures == FABRIC_CALLS && now - w->since_ns >= patience) {
         fabric_log(s, DDL_LOG_INFO, "rank %d takes no connection of tcp: %s", peer, fabric_error(s, error));
-        fabric_break(s, w->link, error);
+        fabric_break(s, w->link, error == ECONNREFUSED ? error : ENOTCONN);
     }
 }
 

@@ -29,6 +29,23 @@ static struct fid_ep *fabric_ep_to(fabric_self *s, fabric_link *l) {
     return open ? w->strand[0].ep : NULL;
 }
 
+/* Nothing has gone to a peer yet, and nothing goes: libfabric tries for ever, and without a word. Said once. */
+static void fabric_unheard(fabric_self *s, fabric_link *l) {
+    const struct fi_info *info = s->rails[0].info;
+    uint64_t now = s->host->now_ns(s->host);
+    l->unheard_ns = l->unheard_ns != 0 ? l->unheard_ns : now;
+    if (l->reached || s->told_unheard || now - l->unheard_ns < FABRIC_UNHEARD_NS) {
+        return;
+    }
+    s->told_unheard = 1;
+    fabric_log(s, DDL_LOG_WARN, "rank %d has no connection to rank %d over %s (%s) after %d s. Either that rank computes and has not called "
+               "ddl meanwhile, or the network between them does not carry it: %s; see that both are in one network (ddl-info; "
+               "DDL_FABRIC_INTERFACE, DDL_FABRIC_DOMAIN), or leave fabric out of DDL_TRANSPORTS", s->rank, l->peer, info->domain_attr->name,
+               info->fabric_attr->prov_name, (int)(FABRIC_UNHEARD_NS / 1000000000u),
+               s->connects ? "a firewall may drop what goes to its port (DDL_PORT_RANGE)"
+                           : "RoCE needs UDP port 4791, iWARP and the set-up of verbs TCP ports, EFA a security group that lets its own members in");
+}
+
 static int fabric_may_send(const fabric_link *l, int32_t keep) { return (int32_t)(l->limit - l->spent) > keep; }
 
 static fabric_head fabric_head_of(const fabric_self *s, const fabric_link *l, uint8_t kind, uint32_t sequence,
@@ -50,6 +67,7 @@ static int fabric_slot_send(fabric_self *s, fabric_link *l, fabric_slot *slot, s
     ssize_t result;
     if (ep == NULL) {
         fabric_slot_give(&s->send_free, slot);
+        fabric_unheard(s, l);
         return FABRIC_LATER;
     }
     /* The provider copies it, and there is no completion. If one is lost a gap shows it, where there is an order. */
@@ -66,6 +84,7 @@ static int fabric_slot_send(fabric_self *s, fabric_link *l, fabric_slot *slot, s
     }
     if (result == -FI_EAGAIN) {
         s->stuck = 1; /* it may be connecting: nobody tells when that is over */
+        fabric_unheard(s, l);
         return FABRIC_LATER;
     }
     if (result != 0) {
@@ -73,6 +92,7 @@ static int fabric_slot_send(fabric_self *s, fabric_link *l, fabric_slot *slot, s
         fabric_words_failed(s, l, (int)-result);
         return FABRIC_LATER;
     }
+    l->reached = 1;
     l->ack_due = 0; /* every head says it */
     l->told_limit = l->taken + l->window;
     l->told_pulled = l->pulled;

@@ -364,29 +364,48 @@ static int fabric_land(fabric_self *s, fabric_link *l, const uint8_t *header) {
     return 1;
 }
 
+/* A read could not be started, for as long as one is waited for: it is asked for in pieces, as is what comes next, for a while. */
+static void fabric_pull_never(fabric_self *s, fabric_link *l, int32_t rail) {
+    if (s->connects) {
+        return; /* the next payload opens a new connection */
+    }
+    l->no_reads_ns = s->host->now_ns(s->host) + FABRIC_NO_READS_NS;
+    if (!s->told_reads) {
+        s->told_reads = 1;
+        fabric_log(s, DDL_LOG_WARN, "rank %d could not begin to read from rank %d over %s for %d s: that rank computes and does not call ddl, or "
+                   "the network between the two adapters does not carry RDMA (with several rails each must reach its like: DDL_FABRIC_RAILS); "
+                   "its payloads are sent through buffers for %d s", s->rank, l->peer, s->rails[rail].info->domain_attr->name,
+                   (int)(FABRIC_RAIL_NS / 1000000000u), (int)(FABRIC_NO_READS_NS / 1000000000u));
+    }
+}
+
 /* A read could not be started. One that may be tried again waits for a completion or the timer: at once would be to
- * spin. When that lasts the peer is asked to send. */
-static void fabric_pull_stopped(fabric_self *s, fabric_link *l, int error) {
+ * spin. When that lasts the peer is asked to send: it may have no descriptor left to accept a connection with, or an adapter that ours
+ * does not reach, and still hear us by the connection that is there. */
+static void fabric_pull_stopped(fabric_self *s, fabric_link *l, int32_t rail, int error) {
     fabric_landing *in = &l->landing;
     uint64_t now = s->host->now_ns(s->host);
     in->waits_ns = in->waits_ns != 0 ? in->waits_ns : now;
-    /* The peer may have no descriptor left to accept a connection with, and still hear us by the one that is there. */
-    int never = s->connects && in->reading == 0 && now - in->waits_ns > FABRIC_CONNECT_NS;
+    int never = in->reading == 0 && now - in->waits_ns > (s->connects ? FABRIC_CONNECT_NS : FABRIC_RAIL_NS);
     if (error == -FI_EAGAIN && !never) {
         s->stuck = 1;
         fabric_backlog_keep(s, l);
-    } else {
-        l->landing.failed = 1;
-        fabric_backlog_add(s, l);
+        return;
     }
+    if (error == -FI_EAGAIN) {
+        fabric_pull_never(s, l, rail);
+    }
+    l->landing.failed = 1;
+    fabric_backlog_add(s, l);
 }
 
 /* A read, or a receive, of the next part was asked for, with that result. Returns whether it is under way. */
 static int fabric_pull_began(fabric_self *s, fabric_link *l, fabric_slot *slot, ssize_t result) {
     fabric_landing *in = &l->landing;
     if (result != 0) {
+        int32_t rail = slot->rail;
         fabric_slot_give(&s->read_free, slot);
-        fabric_pull_stopped(s, l, (int)result);
+        fabric_pull_stopped(s, l, rail, (int)result);
         return 0;
     }
     in->waits_ns = 0;
@@ -421,7 +440,7 @@ static void fabric_take_in(fabric_self *s, fabric_link *l) {
         }
         struct fid_ep *ep = w->number == number ? fabric_strand_of(s, w, in->asked, part)->ep : NULL;
         if (ep == NULL) {
-            fabric_pull_stopped(s, l, -FI_EAGAIN);
+            fabric_pull_stopped(s, l, 0, -FI_EAGAIN);
             return;
         }
         uint64_t left = in->bytes - in->asked, bytes = left < part ? left : part;
@@ -474,7 +493,7 @@ static void fabric_pull(fabric_self *s, fabric_link *l) {
 static void fabric_pull_begin(fabric_self *s, fabric_link *l) {
     fabric_landing *in = &l->landing;
     in->since_ns = s->host->now_ns(s->host);
-    in->failed = fabric_is_withdrawn(l);
+    in->failed = fabric_is_withdrawn(l) || in->since_ns < l->no_reads_ns;
     if (!in->failed && (s->mr_mode & FI_MR_LOCAL) != 0) {
         in->region = fabric_region_get(s, in->to, in->bytes, FI_READ, FABRIC_HOST);
         in->failed = in->region == NULL;

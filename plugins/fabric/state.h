@@ -39,6 +39,9 @@ enum {
 #define FABRIC_ROW_NS 20000000u      /* between two recalls in a row, at most */
 #define FABRIC_SLOW_NS 20000000u     /* a read that took longer may have seen that, and is checked */
 #define FABRIC_CONNECT_NS 1000000000u /* for a connection to read by; then the peer is asked to send */
+#define FABRIC_RAIL_NS 3000000000u    /* the same for a read by an adapter, which connects when the peer looks; */
+#define FABRIC_NO_READS_NS 30000000000u /* then nothing is read from it for so long */
+#define FABRIC_UNHEARD_NS 5000000000u /* for a first message to go, before we say what may be wrong */
 #define FABRIC_STUCK_NS 1000000 /* until what the provider does not take is tried again */
 #define FABRIC_LINGER_NS 1000000000u /* for the last words to be heard, when an endpoint closes */
 
@@ -206,6 +209,9 @@ typedef struct fabric_link {
     int bye, told_bye;     /* the peer said it, and its number; we did */
     int bye_at_once;
     int heard_out;         /* the peer has heard all of ours, or wants nothing more */
+    int reached;           /* something has gone to it; else it has been tried */
+    uint64_t unheard_ns;   /* since then; */
+    uint64_t no_reads_ns;  /* until then nothing is read from it, as that could not be started */
     uint32_t bye_at;
     uint64_t bye_ns;       /* since then we try to say that it was heard; 0: not yet */
     int32_t sends, reads; /* operations of libfabric that are under way */
@@ -258,7 +264,7 @@ typedef struct fabric_self {
     int stuck; /* the provider takes nothing now: to be tried again in a while */
     int again; /* a link waits to be served, at once */
     int faster;                 /* than the sockets of the core, as far as can be known before measuring */
-    int told_stranger, told_unequal, told_registration, told_slots, told_device, told_inject;
+    int told_stranger, told_unequal, told_registration, told_slots, told_device, told_inject, told_unheard, told_reads;
     const char *device;        /* a device plugin that is loaded; or NULL */
     const char *hmem_refused;  /* why the provider does not reach memory of that; NULL: it does */
     struct fabric_get *gets;
