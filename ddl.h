@@ -1472,6 +1472,7 @@ extern "C" {
  * keep its own notes in priv; nothing has to be allocated to send. */
 #define DDL_MESSAGE_HEADER_BYTES 48
 #define DDL_MESSAGE_PAYLOAD_BYTES (1u << 20)
+#define DDL_MESSAGE_DATA_BYTES (16u << 20)
 #define DDL_MESSAGE_URGENT 1u /* it is small and lets the peer send: it may overtake messages that are not urgent */
 typedef struct ddl_message {
     uint8_t header[DDL_MESSAGE_HEADER_BYTES]; /* opaque to the transport, delivered as it is */
@@ -1629,7 +1630,9 @@ typedef struct ddl_native_call {
 typedef struct ddl_transport {
     uint32_t size;
     uint32_t flags;
-    uint64_t max_payload_bytes; /* of one message; at least DDL_MESSAGE_PAYLOAD_BYTES, and no more is used */
+    /* Of one message; at least DDL_MESSAGE_PAYLOAD_BYTES. With DDL_TRANSPORT_PULLS more is used, up to DDL_MESSAGE_DATA_BYTES,
+     * for data that the peer has asked for, where messages take less than a millisecond. */
+    uint64_t max_payload_bytes;
 
     /* Makes one endpoint for one context. The host outlives it. *out_self is passed to all others. */
     ddl_status (*open)(const ddl_host *host, const ddl_transport_params *params, void **out_self);
@@ -6932,7 +6935,7 @@ static inline uint32_t ddl__crc32c(uint32_t crc, const void *data, size_t bytes)
  *             4  version      u8   DDL__WIRE_MAJOR
  *             5  type         u8   enum ddl__frame_type
  *             6  flags        u16  the type's own; the top bit says that payload_crc is filled in
- *             8  bytes        u32  of the payload that follows, at most 1 MiB; more data is more frames
+ *             8  bytes        u32  of the payload that follows, at most 1 MiB, of DATA 16 MiB; more data is more frames
  *            12  source       u32  world rank of the sender
  *            16  group        u32
  *            20  epoch        u32  frames of another epoch are dropped
@@ -6944,6 +6947,7 @@ static inline uint32_t ddl__crc32c(uint32_t crc, const void *data, size_t bytes)
 
 #define DDL__FRAME_BYTES 48
 #define DDL__FRAME_MAX_PAYLOAD (1u << 20)
+#define DDL__FRAME_MAX_DATA (16u << 20) /* by transports that take more: see ddl__data_bytes */
 #define DDL__FRAME_MAGIC 0x316c6464u /* "ddl1" read as a little-endian word */
 #define DDL__FRAME_FLAG_CRC 0x8000u  /* payload_crc covers the payload */
 #define DDL__DEAD_LINK 1u            /* flag of DEAD: only a link was lost; the hosts of that rank know better */
@@ -7002,7 +7006,8 @@ static inline void ddl__frame_write(uint8_t out[DDL__FRAME_BYTES], const ddl__fr
 static inline ddl_status ddl__frame_fields(const uint8_t h[DDL__FRAME_BYTES], ddl__frame *out) {
     uint32_t word = ddl__load_le32(h + 4), bytes = ddl__load_le32(h + 8);
     uint8_t type = (uint8_t)(word >> 8);
-    if (bytes > DDL__FRAME_MAX_PAYLOAD || type < DDL__FRAME_P2P || type > DDL__FRAME_TYPE_MAX) {
+    uint32_t most = type == DDL__FRAME_DATA ? DDL__FRAME_MAX_DATA : DDL__FRAME_MAX_PAYLOAD;
+    if (bytes > most || type < DDL__FRAME_P2P || type > DDL__FRAME_TYPE_MAX) {
         return DDL_ERR_CORRUPT;
     }
     out->type = type;
@@ -14731,6 +14736,7 @@ typedef struct ddl__link {
     uint32_t incarnation; /* 0: the process that began the job with this rank; each that took its place has a higher */
     uint64_t missed_ns; /* when it was missed, or left */
     uint64_t latency_ns, bytes_per_s;
+    uint64_t data_bytes, data_ns; /* of a frame of DATA to it, at most; when the one under way began: see ddl__data_bytes */
     ddl__mac mac_out, mac_in; /* with DDL_MAC: of frames to it and from it */
     ddl_rank_stats stats;
     float pace[DDL__PACE_KEPT]; /* bytes per second of large messages from it */
@@ -15779,7 +15785,8 @@ static ddl_status ddl__host_frame(const ddl_host *host, int32_t peer, const uint
     uint64_t counter = 0;
     ddl_status status = mac != NULL ? ddl__mac_read(mac, header, out, &counter)
                                     : ddl__frame_read_by(header, ddl__is_intact(ddl__endpoint_of(host)), out);
-    if (status == DDL_OK && (out->source != (uint32_t)peer || c->handlers[out->type].deliver == NULL)) {
+    if (status == DDL_OK && (out->source != (uint32_t)peer || c->handlers[out->type].deliver == NULL ||
+                             out->bytes > ddl__endpoint_of(host)->table->max_payload_bytes)) {
         status = DDL_ERR_CORRUPT;
     }
     if (status < 0) {
@@ -20715,12 +20722,21 @@ static bool ddl__pipe_advance(ddl_context *c, ddl_request *r) {
     return true;
 }
 
+/* How much of a message one frame may have. Each costs both sides a message, and what comes behind it waits: where receivers
+ * read, as much as took them about a millisecond the last time. Those who receive piece by piece know where pieces end. */
+static uint64_t ddl__data_bytes(const ddl_request *r) {
+    const ddl__link *l = &r->group->context->links[ddl__world_rank(r)];
+    bool longer = l->endpoint != NULL && (l->endpoint->table->flags & DDL_TRANSPORT_PULLS) != 0 && r->window == UINT64_MAX;
+    uint64_t most = DDL__FRAME_MAX_PAYLOAD;
+    return longer ? DDL__MIN(DDL__MAX(l->data_bytes, most), l->endpoint->table->max_payload_bytes) : most;
+}
+
 /* What can be sent now, and how much of it. */
 static const char *ddl__send_at(const ddl_request *r, uint64_t *out_bytes) {
     uint64_t open = DDL__MIN(r->bytes, r->window) - r->moved, here = open;
     const char *at = r->pipe != NULL ? ddl__pipe_at(r->pipe, r->moved, &here) : r->data + r->moved;
     bool there = r->pipe == NULL || r->pipe->state[ddl__pipe_slot(r->pipe, r->moved)] == DDL__SLOT_FULL;
-    *out_bytes = there ? DDL__MIN(DDL__MIN(open, here), (uint64_t)DDL__FRAME_MAX_PAYLOAD) : 0;
+    *out_bytes = there ? DDL__MIN(DDL__MIN(open, here), ddl__data_bytes(r)) : 0;
     return at;
 }
 
@@ -20927,7 +20943,7 @@ static bool ddl__fetch_accept(ddl_context *c, ddl_request *r, const ddl__offer *
  *
  *     eager       P2P(tag, total, data)                       up to 64 KiB, while the receiver's window lasts; over
  *                                                             DDL_TRANSPORT_PULLS up to 1 MiB, one at a time
- *     rendezvous  RTS(tag, total, cookie) -> CTS(cookies, window) -> DATA(cookie) ...   frames of up to 1 MiB
+ *     rendezvous  RTS(tag, total, cookie) -> CTS(cookies, window) -> DATA(cookie) ...   frames of up to 1 MiB, or of 16
  *     open        DATA(cookie) ...   more than 64 KiB, to a receive whose cookie came by another message
  *
  * Tensors on devices have ways of their own: devices.h.
@@ -20944,6 +20960,7 @@ enum {
     DDL__TAG_LIST_BITS = 15 /* of the tags of making a group: hash of the name, then of the list */
 };
 #define DDL__RIVAL_NS (1000 * DDL__NS_PER_MS)
+#define DDL__DATA_NS DDL__NS_PER_MS
 
 /* A message that nobody has asked for yet: its data, or the offer of it. */
 typedef struct ddl__unexpected {
@@ -21095,6 +21112,8 @@ static void ddl__send_data(ddl_context *c, ddl_request *r) {
         r->moved += bytes;
         ddl_status status = ddl__post(c, ddl__world_rank(r), out, &f, at);
         if (status == DDL_IN_PROGRESS) {
+            ddl__link *l = &c->links[ddl__world_rank(r)];
+            l->data_ns = r->lent == 0 ? ddl__now_ns() : l->data_ns; /* else it begins when the one before it is over */
             r->lent |= out == &r->out ? 1 : 2;
         }
         if (status < 0) {
@@ -21104,11 +21123,24 @@ static void ddl__send_data(ddl_context *c, ddl_request *r) {
     }
 }
 
+/* A frame has gone: the next may be longer, or is to be shorter again. */
+static void ddl__data_went(ddl_context *c, const ddl_request *r, uint64_t bytes) {
+    ddl__link *l = &c->links[ddl__world_rank(r)];
+    uint64_t most = ddl__data_bytes(r), now = ddl__now_ns(), took = now - l->data_ns;
+    l->data_ns = now;
+    if (bytes == most && took < DDL__DATA_NS) {
+        l->data_bytes = DDL__MIN(2 * most, (uint64_t)DDL__FRAME_MAX_DATA);
+    } else if (bytes == most && took > 4 * DDL__DATA_NS) {
+        l->data_bytes = DDL__MAX(most / 2, (uint64_t)DDL__FRAME_MAX_PAYLOAD);
+    }
+}
+
 static void ddl__send_data_done(ddl_context *c, ddl__outgoing *out, ddl_status status) {
     ddl_request *r = out->owner;
     if (r->state != DDL__REQUEST_ACTIVE) {
         return;
     }
+    ddl__data_went(c, r, out->message.payload_bytes);
     r->lent &= out == &r->out ? 2 : 1;
     if (status < 0 || r->unsent < 0) {
         ddl__send_broke(r, status);

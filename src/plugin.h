@@ -24,6 +24,7 @@ extern "C" {
  * keep its own notes in priv; nothing has to be allocated to send. */
 #define DDL_MESSAGE_HEADER_BYTES 48
 #define DDL_MESSAGE_PAYLOAD_BYTES (1u << 20)
+#define DDL_MESSAGE_DATA_BYTES (16u << 20)
 #define DDL_MESSAGE_URGENT 1u /* it is small and lets the peer send: it may overtake messages that are not urgent */
 typedef struct ddl_message {
     uint8_t header[DDL_MESSAGE_HEADER_BYTES]; /* opaque to the transport, delivered as it is */
@@ -181,7 +182,9 @@ typedef struct ddl_native_call {
 typedef struct ddl_transport {
     uint32_t size;
     uint32_t flags;
-    uint64_t max_payload_bytes; /* of one message; at least DDL_MESSAGE_PAYLOAD_BYTES, and no more is used */
+    /* Of one message; at least DDL_MESSAGE_PAYLOAD_BYTES. With DDL_TRANSPORT_PULLS more is used, up to DDL_MESSAGE_DATA_BYTES,
+     * for data that the peer has asked for, where messages take less than a millisecond. */
+    uint64_t max_payload_bytes;
 
     /* Makes one endpoint for one context. The host outlives it. *out_self is passed to all others. */
     ddl_status (*open)(const ddl_host *host, const ddl_transport_params *params, void **out_self);

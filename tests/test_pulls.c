@@ -1,5 +1,6 @@
 /* Of a long message over a transport whose receivers read (DDL_TRANSPORT_PULLS) the next part is offered while one is
- * read; over TCP one part is under way at a time. All bytes come, in order, both ways at once. A send that is given up with
+ * read, and parts become longer while they take less than a millisecond, up to what the transport takes; over TCP one part of 1 MiB is
+ * under way at a time. All bytes come, in order, both ways at once. A send that is given up with
  * two parts under way gives its memory back. A message of up to 1 MiB comes before it is asked for, one at a time.
  * tests/run: variants=asan timeout=60 */
 #define DDL_IMPLEMENTATION
@@ -13,6 +14,7 @@ typedef struct pull {
     coll_job job;
     uint8_t seen[2]; /* what was under way at one time: all values of ddl_request.lent, or'ed; 3 as 4 */
     bool pulls;
+    uint64_t longest; /* part */
     _Atomic bool ended; /* the send that is given up */
     _Atomic bool sent;  /* what goes beside a large one */
 } pull;
@@ -42,11 +44,54 @@ static void both_ways(ddl_context *c, int rank, pull *w) {
     free(theirs);
 }
 
+/* As if a part of so many bytes had taken so long. */
+static void went(ddl_context *c, const ddl_request *r, uint64_t bytes, uint64_t ns) {
+    ddl__link *l = &c->links[ddl__world_rank(r)];
+    uint64_t before = l->data_bytes, begun;
+    do { /* once more when this thread lost its core meanwhile */
+        l->data_bytes = before;
+        begun = ddl__now_ns();
+        l->data_ns = begun - ns;
+        ddl__data_went(c, r, bytes);
+    } while (ddl__now_ns() - begun > 500000);
+}
+
+static void lengths(ddl_context *c, int rank, const pull *w) {
+    ddl_request r = {.group = ddl_world(c), .peer = 1 - rank, .window = UINT64_MAX};
+    ddl__link *l = &c->links[1 - rank];
+    l->data_bytes = 0;
+    for (int k = 0; k < 6; k++) {
+        CHECK_EQ(ddl__data_bytes(&r), DDL__MIN(1u << (20 + k), w->longest));
+        went(c, &r, ddl__data_bytes(&r), 300000);
+    }
+    went(c, &r, w->longest, 3000000); /* neither quick nor slow */
+    CHECK_EQ(ddl__data_bytes(&r), w->longest);
+    went(c, &r, w->longest - 1, 9000000); /* the end of a message */
+    CHECK_EQ(ddl__data_bytes(&r), w->longest);
+    r.window = 1 << 23; /* a receiver that takes piece by piece */
+    CHECK_EQ(ddl__data_bytes(&r), 1 << 20);
+    r.window = UINT64_MAX;
+    for (int k = 0; k < 6; k++) {
+        went(c, &r, ddl__data_bytes(&r), 5000000);
+        CHECK_EQ(ddl__data_bytes(&r), DDL__MAX(w->longest >> (k + 1), 1u << 20));
+    }
+    l->data_bytes = w->longest; /* what is sent next goes in such parts */
+    for (uint64_t bytes = 1 << 20; bytes <= 1 << 24; bytes *= 2) { /* what comes is no longer than the transport says */
+        uint8_t header[DDL__FRAME_BYTES];
+        ddl__frame f = {.type = DDL__FRAME_DATA, .bytes = (uint32_t)bytes, .source = (uint32_t)(1 - rank)}, read;
+        ddl__frame_write(header, &f);
+        CHECK_EQ(ddl__host_frame(&l->endpoint->host, 1 - rank, header, false, &read),
+                 bytes <= l->endpoint->table->max_payload_bytes ? DDL_OK : DDL_ERR_CORRUPT);
+    }
+    CHECK(l->endpoint->table->max_payload_bytes >= w->longest);
+}
+
 /* The receiver accepts and then looks no more, until the sender's deadline has passed. */
 static void given_up(ddl_context *c, int rank, pull *w) {
     int32_t *data = calloc(COUNT, sizeof *data);
     ddl_request *r;
     if (rank == 0) {
+        c->links[1].data_bytes = 0; /* several parts: what is under way is sent from a copy */
         CHECK_EQ(ddl_group_set(ddl_world(c), &(ddl_group_options){.timeout_ms = 1000}), DDL_OK);
         CHECK_EQ(ddl_send(ddl_world(c), ddl_tensor_1d(data, DDL_I32, COUNT), 1, 6), DDL_ERR_TIMEOUT);
         memset(data, 0xee, COUNT * sizeof *data); /* it is ours again */
@@ -152,6 +197,8 @@ static void rank_main(int rank, int n, void *arg) {
     ddl_context *c = coll_join(rank, n, &w->job);
     REQUIRE(c != NULL);
     both_ways(c, rank, w);
+    lengths(c, rank, w);
+    both_ways(c, rank, w);
     unasked(c, rank, w->pulls);
     beside(c, rank, w);
     if (w->pulls) { /* over TCP the kernel may have taken all */
@@ -167,7 +214,7 @@ static void run(pull *w, const char *transports) {
 }
 
 /* false: build/ has no such plugin. */
-static bool two_parts(const char *plugin, const char *transports) {
+static bool two_parts(const char *plugin, const char *transports, uint64_t longest) {
     static pull w;
     char folder[512] = "", path[600];
     CHECK(getcwd(folder, sizeof folder - 16) != NULL);
@@ -179,25 +226,27 @@ static bool two_parts(const char *plugin, const char *transports) {
     setenv("DDL_PLUGIN_PATH", folder, 1);
     memset(&w, 0, sizeof w);
     w.pulls = true;
+    w.longest = longest;
     run(&w, transports);
     CHECK((w.seen[0] & 4) != 0 && (w.seen[1] & 4) != 0);
     return true;
 }
 
 TEST(two_parts_are_under_way_over_libfabric) {
-    if (!two_parts("libddl-fabric.so", "fabric:tcp")) {
+    if (!two_parts("libddl-fabric.so", "fabric:tcp", 16 << 20)) {
         SKIP("libddl-fabric.so is not built; make plugins builds it where libfabric-dev is installed");
     }
 }
 
 TEST(two_parts_are_under_way_over_shared_memory) {
-    if (!two_parts("libddl-shm.so", "shm")) {
+    if (!two_parts("libddl-shm.so", "shm", 1 << 20)) {
         SKIP("libddl-shm.so is not built (make plugins)");
     }
 }
 
 TEST(one_part_is_under_way_over_tcp) {
     static pull w;
+    w.longest = 1 << 20;
     run(&w, "tcp");
     CHECK((w.seen[0] & 6) == 0 && (w.seen[1] & 6) == 0);
 }

@@ -136,7 +136,7 @@ TEST(bare_headers_are_for_intact_transports) {
         CHECK_EQ(ddl__frame_read_by(summed, 1, &g), DDL_ERR_CORRUPT);
         bytes[rnd() % 4] ^= (uint8_t)(1u << rnd() % 8); /* the magic word is always looked at, and so are ranges */
         CHECK_EQ(ddl__frame_read_by(bytes, 1, &g), DDL_ERR_CORRUPT);
-        f.bytes = DDL__FRAME_MAX_PAYLOAD + 1;
+        f.bytes = (f.type == DDL__FRAME_DATA ? DDL__FRAME_MAX_DATA : DDL__FRAME_MAX_PAYLOAD) + 1;
         ddl__frame_write_bare(bytes, &f);
         CHECK_EQ(ddl__frame_read_by(bytes, 1, &g), DDL_ERR_CORRUPT);
     }
@@ -224,12 +224,19 @@ TEST(fields_out_of_range_are_refused) {
             expect_refused(bytes, DDL_ERR_CORRUPT);
         }
     }
-    static const uint32_t lengths[] = {(1u << 20) + 1, 1u << 21, 0x7fffffffu, 0x80000000u, 0xffffffffu};
-    for (size_t i = 0; i < DDL__COUNT_OF(lengths); i++) {
+    static const uint32_t lengths[] = {(1u << 20) + 1, 1u << 21, (16u << 20) + 1, 0x7fffffffu, 0x80000000u, 0xffffffffu};
+    for (size_t i = 0; i < 2 * DDL__COUNT_OF(lengths); i++) {
+        uint32_t length = lengths[i / 2];
         memcpy(bytes, good, sizeof bytes);
-        ddl__store_le32(bytes + 8, lengths[i]);
+        bytes[5] = i % 2 ? DDL__FRAME_DATA : DDL__FRAME_COLL;
+        ddl__store_le32(bytes + 8, length);
         reseal(bytes);
-        expect_refused(bytes, DDL_ERR_CORRUPT);
+        if (i % 2 && length <= 16u << 20) { /* data alone may be longer */
+            CHECK_EQ(ddl__frame_read(bytes, &g), DDL_OK);
+            CHECK_EQ(g.bytes, length);
+        } else {
+            expect_refused(bytes, DDL_ERR_CORRUPT);
+        }
     }
     memcpy(bytes, good, sizeof bytes);
     memcpy(bytes, "ddl2", 4);

@@ -16,7 +16,7 @@
 #include "loopback.h"
 #include "rail.h"
 
-enum { FABRIC_PART = 1 << 20 }; /* so much of a payload is one message of libfabric's, at most */
+enum { FABRIC_PART = DDL_MESSAGE_DATA_BYTES }; /* so much of a payload is one message of libfabric's, at most */
 enum { FABRIC_CALLS = 8 };      /* in vain, each after a longer pause than the one before */
 enum { FABRIC_LAST_LOOKS = 4 }; /* libfabric accepts in one, and reads who calls in the next */
 #define FABRIC_CALL_NS 10000000u /* after one that failed */

@@ -532,7 +532,7 @@ static ddl_status fabric_connect(void *self, int32_t peer) {
 static const ddl_transport fabric_transport = {
     .size = sizeof(ddl_transport),
     .flags = DDL_TRANSPORT_ORDERED | DDL_TRANSPORT_BLIND | DDL_TRANSPORT_PULLS,
-    .max_payload_bytes = DDL_MESSAGE_PAYLOAD_BYTES,
+    .max_payload_bytes = DDL_MESSAGE_DATA_BYTES,
     .open = fabric_open,
     .close = fabric_close,
     .address = fabric_address_of,

@@ -65,7 +65,8 @@ static ddl_status ddl__host_frame(const ddl_host *host, int32_t peer, const uint
     uint64_t counter = 0;
     ddl_status status = mac != NULL ? ddl__mac_read(mac, header, out, &counter)
                                     : ddl__frame_read_by(header, ddl__is_intact(ddl__endpoint_of(host)), out);
-    if (status == DDL_OK && (out->source != (uint32_t)peer || c->handlers[out->type].deliver == NULL)) {
+    if (status == DDL_OK && (out->source != (uint32_t)peer || c->handlers[out->type].deliver == NULL ||
+                             out->bytes > ddl__endpoint_of(host)->table->max_payload_bytes)) {
         status = DDL_ERR_CORRUPT;
     }
     if (status < 0) {

@@ -100,12 +100,21 @@ static bool ddl__pipe_advance(ddl_context *c, ddl_request *r) {
     return true;
 }
 
+/* How much of a message one frame may have. Each costs both sides a message, and what comes behind it waits: where receivers
+ * read, as much as took them about a millisecond the last time. Those who receive piece by piece know where pieces end. */
+static uint64_t ddl__data_bytes(const ddl_request *r) {
+    const ddl__link *l = &r->group->context->links[ddl__world_rank(r)];
+    bool longer = l->endpoint != NULL && (l->endpoint->table->flags & DDL_TRANSPORT_PULLS) != 0 && r->window == UINT64_MAX;
+    uint64_t most = DDL__FRAME_MAX_PAYLOAD;
+    return longer ? DDL__MIN(DDL__MAX(l->data_bytes, most), l->endpoint->table->max_payload_bytes) : most;
+}
+
 /* What can be sent now, and how much of it. */
 static const char *ddl__send_at(const ddl_request *r, uint64_t *out_bytes) {
     uint64_t open = DDL__MIN(r->bytes, r->window) - r->moved, here = open;
     const char *at = r->pipe != NULL ? ddl__pipe_at(r->pipe, r->moved, &here) : r->data + r->moved;
     bool there = r->pipe == NULL || r->pipe->state[ddl__pipe_slot(r->pipe, r->moved)] == DDL__SLOT_FULL;
-    *out_bytes = there ? DDL__MIN(DDL__MIN(open, here), (uint64_t)DDL__FRAME_MAX_PAYLOAD) : 0;
+    *out_bytes = there ? DDL__MIN(DDL__MIN(open, here), ddl__data_bytes(r)) : 0;
     return at;
 }
 

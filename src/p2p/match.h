@@ -2,7 +2,7 @@
  *
  *     eager       P2P(tag, total, data)                       up to 64 KiB, while the receiver's window lasts; over
  *                                                             DDL_TRANSPORT_PULLS up to 1 MiB, one at a time
- *     rendezvous  RTS(tag, total, cookie) -> CTS(cookies, window) -> DATA(cookie) ...   frames of up to 1 MiB
+ *     rendezvous  RTS(tag, total, cookie) -> CTS(cookies, window) -> DATA(cookie) ...   frames of up to 1 MiB, or of 16
  *     open        DATA(cookie) ...   more than 64 KiB, to a receive whose cookie came by another message
  *
  * Tensors on devices have ways of their own: devices.h.
@@ -24,6 +24,7 @@ enum {
     DDL__TAG_LIST_BITS = 15 /* of the tags of making a group: hash of the name, then of the list */
 };
 #define DDL__RIVAL_NS (1000 * DDL__NS_PER_MS)
+#define DDL__DATA_NS DDL__NS_PER_MS
 
 /* A message that nobody has asked for yet: its data, or the offer of it. */
 typedef struct ddl__unexpected {
@@ -175,6 +176,8 @@ static void ddl__send_data(ddl_context *c, ddl_request *r) {
         r->moved += bytes;
         ddl_status status = ddl__post(c, ddl__world_rank(r), out, &f, at);
         if (status == DDL_IN_PROGRESS) {
+            ddl__link *l = &c->links[ddl__world_rank(r)];
+            l->data_ns = r->lent == 0 ? ddl__now_ns() : l->data_ns; /* else it begins when the one before it is over */
             r->lent |= out == &r->out ? 1 : 2;
         }
         if (status < 0) {
@@ -184,11 +187,24 @@ static void ddl__send_data(ddl_context *c, ddl_request *r) {
     }
 }
 
+/* A frame has gone: the next may be longer, or is to be shorter again. */
+static void ddl__data_went(ddl_context *c, const ddl_request *r, uint64_t bytes) {
+    ddl__link *l = &c->links[ddl__world_rank(r)];
+    uint64_t most = ddl__data_bytes(r), now = ddl__now_ns(), took = now - l->data_ns;
+    l->data_ns = now;
+    if (bytes == most && took < DDL__DATA_NS) {
+        l->data_bytes = DDL__MIN(2 * most, (uint64_t)DDL__FRAME_MAX_DATA);
+    } else if (bytes == most && took > 4 * DDL__DATA_NS) {
+        l->data_bytes = DDL__MAX(most / 2, (uint64_t)DDL__FRAME_MAX_PAYLOAD);
+    }
+}
+
 static void ddl__send_data_done(ddl_context *c, ddl__outgoing *out, ddl_status status) {
     ddl_request *r = out->owner;
     if (r->state != DDL__REQUEST_ACTIVE) {
         return;
     }
+    ddl__data_went(c, r, out->message.payload_bytes);
     r->lent &= out == &r->out ? 2 : 1;
     if (status < 0 || r->unsent < 0) {
         ddl__send_broke(r, status);

@@ -5,7 +5,7 @@
  *             4  version      u8   DDL__WIRE_MAJOR
  *             5  type         u8   enum ddl__frame_type
  *             6  flags        u16  the type's own; the top bit says that payload_crc is filled in
- *             8  bytes        u32  of the payload that follows, at most 1 MiB; more data is more frames
+ *             8  bytes        u32  of the payload that follows, at most 1 MiB, of DATA 16 MiB; more data is more frames
  *            12  source       u32  world rank of the sender
  *            16  group        u32
  *            20  epoch        u32  frames of another epoch are dropped
@@ -21,6 +21,7 @@
 
 #define DDL__FRAME_BYTES 48
 #define DDL__FRAME_MAX_PAYLOAD (1u << 20)
+#define DDL__FRAME_MAX_DATA (16u << 20) /* by transports that take more: see ddl__data_bytes */
 #define DDL__FRAME_MAGIC 0x316c6464u /* "ddl1" read as a little-endian word */
 #define DDL__FRAME_FLAG_CRC 0x8000u  /* payload_crc covers the payload */
 #define DDL__DEAD_LINK 1u            /* flag of DEAD: only a link was lost; the hosts of that rank know better */
@@ -79,7 +80,8 @@ static inline void ddl__frame_write(uint8_t out[DDL__FRAME_BYTES], const ddl__fr
 static inline ddl_status ddl__frame_fields(const uint8_t h[DDL__FRAME_BYTES], ddl__frame *out) {
     uint32_t word = ddl__load_le32(h + 4), bytes = ddl__load_le32(h + 8);
     uint8_t type = (uint8_t)(word >> 8);
-    if (bytes > DDL__FRAME_MAX_PAYLOAD || type < DDL__FRAME_P2P || type > DDL__FRAME_TYPE_MAX) {
+    uint32_t most = type == DDL__FRAME_DATA ? DDL__FRAME_MAX_DATA : DDL__FRAME_MAX_PAYLOAD;
+    if (bytes > most || type < DDL__FRAME_P2P || type > DDL__FRAME_TYPE_MAX) {
         return DDL_ERR_CORRUPT;
     }
     out->type = type;
