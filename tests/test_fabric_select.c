@@ -363,6 +363,22 @@ TEST(an_order_of_sends_is_not_one_of_receives) {
     CHECK_EQ(fabric_is_ordered(&info), 0);
 }
 
+/* The version that is asked for is a promise of how long structs are: not more than the headers say, nor than the library has. */
+TEST(no_newer_api_is_asked_for_than_headers_and_library_have) {
+    static const struct {
+        uint32_t headers, library, asked;
+    } cases[] = {
+        {FI_VERSION(1, 14), FI_VERSION(2, 1), FI_VERSION(1, 14)}, {FI_VERSION(1, 17), FI_VERSION(1, 17), FI_VERSION(1, 17)},
+        {FI_VERSION(1, 17), FI_VERSION(1, 18), FI_VERSION(1, 17)}, {FI_VERSION(1, 18), FI_VERSION(1, 18), FI_VERSION(1, 18)},
+        {FI_VERSION(2, 1), FI_VERSION(1, 18), FI_VERSION(1, 18)}, {FI_VERSION(2, 1), FI_VERSION(2, 5), FI_VERSION(1, 18)},
+        {FI_VERSION(2, 1), FI_VERSION(1, 17), FI_VERSION(1, 14)}, {FI_VERSION(1, 17), FI_VERSION(1, 16), FI_VERSION(1, 14)},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        CHECK_EQ(fabric_library_api(cases[i].headers, cases[i].library), cases[i].asked);
+    }
+    CHECK(fabric_library_api(FABRIC_API_HEADERS, FI_VERSION(9, 0)) <= FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION));
+}
+
 /* ---- what is the process's ---- */
 
 static const char *const names[] = {"FI_OFI_RXM_USE_SRX", "FI_AV_REMOVE_CLEANUP", "FI_TCP_PORT_LOW_RANGE",
@@ -478,7 +494,7 @@ static void *looks_for_devices(void *lib) {
 }
 
 TEST(handlers_are_the_programs_after_two_calls_at_once) {
-    fabric_library lib = {.getinfo = installs, .api = FABRIC_API};
+    fabric_library lib = {.getinfo = installs, .api = FABRIC_API_LEAST};
     pthread_t first, second;
     struct sigaction now;
     signal(SIGTERM, of_the_program);

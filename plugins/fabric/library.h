@@ -26,9 +26,11 @@
 
 /* What is written here is in all libraries from 1.14 to 2.x. Of one that has it, 1.18 is asked for: asked for less, EFA
  * does not read by the adapter of its first two kinds, and reaches no memory of GPUs there (efa_rdm_get_use_device_rdma in
- * prov/efa/src/rdm/efa_rdm_util.c). */
+ * prov/efa/src/rdm/efa_rdm_util.c). But never more than the headers are of: by that number the library tells how long our
+ * structs are (fi_mr_attr grows from version to version), and may read behind the end of shorter ones. */
 #define FABRIC_API_LEAST FI_VERSION(1, 14)
-#define FABRIC_API FI_VERSION(1, 18)
+#define FABRIC_API_MOST FI_VERSION(1, 18)
+#define FABRIC_API_HEADERS FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION)
 
 enum {
     FABRIC_SLOT_BYTES = 16384,           /* the buffers of ofi_rxm: more costs it a round trip of its own */
@@ -188,6 +190,11 @@ static int fabric_library_late(void) {
     return late;
 }
 
+static uint32_t fabric_library_api(uint32_t headers, uint32_t library) {
+    uint32_t most = FI_VERSION_LT(headers, FABRIC_API_MOST) ? headers : FABRIC_API_MOST;
+    return FI_VERSION_LT(library, most) ? FABRIC_API_LEAST : most;
+}
+
 /* Never closed: providers may have started threads. NULL: it
  * can be used; else a sentence why not. */
 static const char *fabric_library_open(fabric_library *out, const char *port_range) {
@@ -206,7 +213,7 @@ static const char *fabric_library_open(fabric_library *out, const char *port_ran
     if (!fabric_symbols(handle, out)) {
         return "libfabric.so.1 lacks functions that every version has; it is damaged or another library";
     }
-    out->api = FI_VERSION_LT(out->version(), FABRIC_API) ? FABRIC_API_LEAST : FABRIC_API;
+    out->api = fabric_library_api(FABRIC_API_HEADERS, out->version());
     if (FI_VERSION_LT(out->version(), FABRIC_API_LEAST)) {
         return "libfabric is older than 1.14, the first version that this plugin was written for; install a newer one";
     }
