@@ -307,6 +307,32 @@ TEST(of_equally_near_ones_the_first_is_taken) {
     machine_free(m);
 }
 
+/* Where receives are shared, verbs lists each adapter by other protocols too, and maybe those first. */
+TEST(an_adapter_that_is_listed_by_several_protocols_counts_once) {
+    machine *m = machine_make();
+    fabric_wish w = others;
+    adapter(m, "verbs;ofi_rxm", "mlx5_0-xrc", "ib0", "10.2.0.5");
+    adapter(m, "verbs;ofi_rxm", "mlx5_0", "ib0", "10.2.0.5");
+    adapter(m, "verbs;ofi_rxm", "mlx5_0-dgram", "ib0", "10.2.0.5");
+    CHECK_EQ(strcmp(taken(m, w, 0), "mlx5_0"), 0);
+    CHECK_STR(m->e.log, "verbs;ofi_rxm on mlx5_0-xrc (10.2.0.5): it is an adapter that is listed without -xrc or -dgram too, and counts "
+                        "once; DDL_FABRIC_DOMAIN chooses it all the same");
+    CHECK_STR(m->e.log, "verbs;ofi_rxm on mlx5_0-dgram (10.2.0.5): it is an adapter");
+    w.rails = 2;
+    CHECK_EQ(strcmp(taken(m, w, 0), "mlx5_0"), 0);
+    CHECK_EQ(m->s.rail_count, 1);
+    CHECK_STR(m->e.log, "DDL_FABRIC_RAILS asks for 2 adapters, and of verbs;ofi_rxm there is 1");
+    w.domain = "mlx5_0-xrc";
+    CHECK_EQ(strcmp(taken(m, w, 0), "mlx5_0-xrc"), 0);
+    CHECK_EQ(m->s.rail_count, 1);
+    w = others;
+    w.rails = 2; /* a name with a hyphen of its own is no protocol */
+    adapter(m, "verbs;ofi_rxm", "bnxt-re0", "eth1", "10.2.0.6");
+    CHECK_EQ(strcmp(taken(m, w, 0), "bnxt-re0"), 0);
+    CHECK_EQ(strcmp(taken(m, w, 1), "mlx5_0"), 0);
+    machine_free(m);
+}
+
 TEST(efa_before_verbs_before_tcp) {
     machine *m = machine_make();
     adapter(m, "tcp;ofi_rxm", "eth0", "eth0", "10.1.0.5");

@@ -227,6 +227,18 @@ static int fabric_any_device(void) {
     return found;
 }
 
+/* verbs lists an adapter once more by another protocol, mlx5_0 as mlx5_0-xrc and mlx5_0-dgram too: the first since ofi_rxm may
+ * share receives (FI_OFI_RXM_USE_SRX, which we set). Two rails of one adapter and port would gain nothing. */
+static int fabric_is_again(const struct fi_info *info) {
+    static const char *const suffixes[] = {"-xrc", "-dgram"};
+    const char *last = info->domain_attr->name != NULL ? strrchr(info->domain_attr->name, '-') : NULL;
+    int again = 0;
+    for (size_t i = 0; i < sizeof suffixes / sizeof suffixes[0] && last != NULL; i++) {
+        again |= strcmp(last, suffixes[i]) == 0;
+    }
+    return again && fabric_provider_is(info, "verbs");
+}
+
 /* >>judging */
 
 /* Why a candidate is not taken; NULL: it may be. */
@@ -236,6 +248,9 @@ static const char *fabric_refusal(const fabric_wish *w, const struct fi_info *in
     int is_ip = fabric_info_ip(info, &at);
     if (w->domain != NULL && (info->domain_attr->name == NULL || strcmp(w->domain, info->domain_attr->name) != 0)) {
         return "DDL_FABRIC_DOMAIN names another";
+    }
+    if (w->domain == NULL && fabric_is_again(info)) {
+        return "it is an adapter that is listed without -xrc or -dgram too, and counts once; DDL_FABRIC_DOMAIN chooses it all the same";
     }
     int sockets = fabric_is_sockets(info);
     if (!sockets && !w->authenticated) {
