@@ -23,7 +23,7 @@ static char *slow_strdup(const char *text) {
 
 /* ---- a machine ---- */
 
-enum { NICS = 5 };
+enum { NICS = 8 };
 
 typedef struct machine {
     endpoint e;
@@ -367,6 +367,75 @@ TEST(who_is_not_looked_at_has_a_reason) {
     CHECK_STR(m->e.log, "sockets: not looked at, as verbs is asked for");
     CHECK(strstr(m->e.log, "efa") == NULL && strstr(m->e.log, "verbs;ofi_rxm: not looked at") == NULL);
     machine_free(m);
+}
+
+/* ---- what peers are told ---- */
+
+static size_t a_name_bytes; /* of each address that an endpoint has */
+static int closed;
+
+static int made_up_getname(fid_t fid, void *name, size_t *bytes) {
+    int fits = *bytes >= a_name_bytes;
+    (void)fid;
+    memset(name, 1, fits ? a_name_bytes : 0);
+    *bytes = a_name_bytes;
+    return fits ? 0 : -FI_ETOOSMALL;
+}
+
+static int made_up_close(fid_t fid) {
+    (void)fid;
+    closed++;
+    return 0;
+}
+
+static void made_up_freeinfo(struct fi_info *info) { (void)info; }
+
+/* Four rails, open, of addresses that are so long. Returns how many are used. */
+static int rails_used(int rank, size_t name_bytes, char log[512]) {
+    static struct fi_ops_cm cm = {.getname = made_up_getname};
+    static struct fi_ops ops = {.close = made_up_close};
+    machine *m = machine_make();
+    struct fid_ep ep[FABRIC_RAILS_MAX];
+    struct fi_ep_attr attr = {.protocol = 1};
+    memset(ep, 0, sizeof ep);
+    m->e.settings[0] = "FABRIC_RAILS=4";
+    m->s.rank = rank;
+    m->s.lib.freeinfo = made_up_freeinfo;
+    for (int i = 0; i < FABRIC_RAILS_MAX; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "mlx5_%d", i);
+        ep[i] = (struct fid_ep){.fid.ops = &ops, .cm = &cm};
+        m->s.rails[i] = (fabric_rail){.info = adapter(m, "verbs;ofi_rxm", name, "ib0", NULL), .ep = &ep[i]};
+        m->s.rails[i].info->ep_attr = &attr;
+    }
+    m->s.rail_count = FABRIC_RAILS_MAX;
+    a_name_bytes = name_bytes;
+    closed = 0;
+    CHECK_EQ(fabric_address_make(&m->s), DDL_OK);
+    CHECK_EQ(m->s.address.rails, m->s.rail_count);
+    CHECK_EQ(closed, FABRIC_RAILS_MAX - m->s.rail_count);
+    CHECK_EQ(m->e.warnings, m->s.rail_count < FABRIC_RAILS_MAX && rank == 0);
+    snprintf(log, 512, "%.511s", m->e.log);
+    int used = m->s.rail_count;
+    machine_free(m);
+    return used;
+}
+
+/* Four are asked for: who is given fewer hears of it, and why. */
+TEST(rails_whose_addresses_do_not_fit_are_told_of_by_one_rank) {
+    char log[512];
+    CHECK_EQ(rails_used(0, sizeof(struct sockaddr_in), log), 4);
+    CHECK_EQ(strcmp(log, ""), 0);
+    CHECK_EQ(rails_used(0, sizeof(struct sockaddr_in6), log), 2);
+    CHECK_STR(log, "DDL_FABRIC_RAILS asks for 4 adapters, and 2 are used: all addresses that a peer is told have 80 bytes of room together, and "
+                   "each of verbs;ofi_rxm takes 28; set DDL_FABRIC_RAILS=2");
+    CHECK_EQ(rails_used(0, 32, log), 2); /* EFA */
+    CHECK_STR(log, "takes 32; set DDL_FABRIC_RAILS=2");
+    CHECK_EQ(rails_used(0, 48, log), 1); /* FI_SOCKADDR_IB */
+    CHECK_STR(log, "and 1 is used");
+    CHECK_STR(log, "takes 48; set DDL_FABRIC_RAILS=1");
+    CHECK_EQ(rails_used(3, 48, log), 1);
+    CHECK_EQ(strcmp(log, ""), 0);
 }
 
 /* ---- what is relied on ---- */

@@ -187,6 +187,14 @@ static void fabric_tell_port(fabric_self *s, int32_t rail, const void *name, siz
     }
 }
 
+/* All ranks come to the same, as addresses of a kind are equally long: one says it. */
+static void fabric_tell_room(fabric_self *s, int32_t fit, size_t name_bytes) {
+    const char *asked = fabric_setting(s->host, "FABRIC_RAILS");
+    fabric_log(s, s->rank == 0 ? DDL_LOG_WARN : DDL_LOG_DEBUG, "DDL_FABRIC_RAILS asks for %s adapters, and %d %s used: all addresses that "
+               "a peer is told have %d bytes of room together, and each of %s takes %d; set DDL_FABRIC_RAILS=%d", asked != NULL ? asked : "more",
+               fit, fit == 1 ? "is" : "are", (int)sizeof s->address.names, s->rails[0].info->fabric_attr->prov_name, (int)name_bytes, fit);
+}
+
 static ddl_status fabric_address_make(fabric_self *s) {
     fabric_address *a = &s->address;
     const struct fi_info *info = s->rails[0].info;
@@ -205,8 +213,7 @@ static ddl_status fabric_address_make(fabric_self *s) {
         size_t bytes = sizeof a->names - used;
         int result = fi_getname(s->connects ? &s->rails[i].listener->fid : &s->rails[i].ep->fid, a->names + used, &bytes);
         if (result == -FI_ETOOSMALL && i > 0) { /* peers are told only as many as there is room for */
-            fabric_log(s, DDL_LOG_INFO, "%d of %d rails are used: there is no room to tell peers of more", i,
-                       s->rail_count);
+            fabric_tell_room(s, i, a->name_bytes);
             break;
         }
         if (result != 0 || bytes > sizeof a->names - used) {
