@@ -1588,6 +1588,7 @@ typedef struct ddl_transport_params {
     const char *detail; /* what follows its name there, as tcp in fabric:tcp; or NULL */
     const char *device; /* a device plugin that is loaded (cuda before others); NULL: there are no devices */
     uint64_t core_set;  /* which cores: ranks of a host that tell each other the same number share theirs */
+    int32_t local_rank; /* this rank among those of its host; -1: not known here */
 } ddl_transport_params;
 
 /* Memory that was registered for get and put: key is opaque, made by one rank, used by its peers. */
@@ -28074,7 +28075,8 @@ static ddl_status ddl__endpoint_open(ddl_context *c, const ddl_plugin *plugin, b
                                    .device = c->devices != NULL && c->devices->count > 0
                                                  ? c->devices->list[0].plugin->name
                                                  : NULL,
-                                   .core_set = c->settings.core_set};
+                                   .core_set = c->settings.core_set,
+                                   .local_rank = c->settings.launch.local_rank};
     size_t bytes = DDL__ADDRESS_BYTES;
     bool usable = true;
     DDL__TRY(ddl__endpoint_try(c, plugin, wanted, &params, &usable));

@@ -140,6 +140,7 @@ typedef struct ddl_transport_params {
     const char *detail; /* what follows its name there, as tcp in fabric:tcp; or NULL */
     const char *device; /* a device plugin that is loaded (cuda before others); NULL: there are no devices */
     uint64_t core_set;  /* which cores: ranks of a host that tell each other the same number share theirs */
+    int32_t local_rank; /* this rank among those of its host; -1: not known here */
 } ddl_transport_params;
 
 /* Memory that was registered for get and put: key is opaque, made by one rank, used by its peers. */

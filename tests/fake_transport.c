@@ -73,6 +73,10 @@ static void ring(const fake *f) {
     (void)!write(f->bell, &one, sizeof one);
 }
 
+static int told_local_rank; /* read by the test */
+DDL_PLUGIN_EXPORT int fake_told_local_rank(void);
+int fake_told_local_rank(void) { return __atomic_load_n(&told_local_rank, __ATOMIC_RELAXED); }
+
 static ddl_status fake_open(const ddl_host *host, const ddl_transport_params *params, void **out_self) {
     const char *mode = host->setting(host, "TEST_FAKE");
     fake *f = host->alloc(host, sizeof *f);
@@ -80,6 +84,7 @@ static ddl_status fake_open(const ddl_host *host, const ddl_transport_params *pa
     f->host = host;
     f->mode = mode != NULL ? mode : "old";
     f->rank = params->rank;
+    __atomic_store_n(&told_local_rank, params->local_rank, __ATOMIC_RELAXED);
     if (is(f, "shut") || params->world_size > RANKS) {
         host->log(host, DDL_LOG_WARN, "the fake is shut");
         host->free(host, f);

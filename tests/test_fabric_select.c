@@ -23,7 +23,7 @@ static char *slow_strdup(const char *text) {
 
 /* ---- a machine ---- */
 
-enum { NICS = 8 };
+enum { NICS = 10 };
 
 typedef struct machine {
     endpoint e;
@@ -34,6 +34,7 @@ typedef struct machine {
     struct fi_domain_attr domain[NICS];
     struct fid_nic nic[NICS];
     struct fi_bus_attr bus[NICS];
+    struct fi_link_attr link[NICS];
     struct sockaddr_storage at[NICS];
     char interface[NICS][16], domain_name[NICS][16];
     char folder[64];
@@ -60,6 +61,8 @@ static struct fi_info *made_up_dupinfo(const struct fi_info *info) {
     return &copies[here->s.rail_count];
 }
 
+static void made_up_freeinfo(struct fi_info *info) { (void)info; }
+
 /* Writes a file of the made-up /sys, with its folders. */
 static void sys_file(const char *path, const char *text) {
     char part[256];
@@ -78,6 +81,7 @@ static machine *machine_make(void) {
     endpoint_prepare(&m->e, 0, "tcp", NULL, NULL);
     m->s.host = &m->e.host;
     m->s.lib.dupinfo = made_up_dupinfo;
+    m->s.lib.freeinfo = made_up_freeinfo;
     snprintf(m->folder, sizeof m->folder, "/tmp/ddl-select-XXXXXX");
     CHECK(mkdtemp(m->folder) != NULL && chdir(m->folder) == 0);
     return m;
@@ -123,6 +127,27 @@ static void sits_at(machine *m, struct fi_info *info, const char *cores) {
     if (cores != NULL) {
         sys_file(path, cores);
     }
+}
+
+/* In Gbit/s. */
+static void is_fast(machine *m, struct fi_info *info, size_t speed) {
+    int i = (int)(info - m->info);
+    m->link[i].speed = speed * 1000000000u;
+    m->nic[i].link_attr = &m->link[i];
+    info->nic = &m->nic[i];
+}
+
+/* An address of InfiniBand's own (struct sockaddr_ib), in that subnet. */
+static void is_of_infiniband(machine *m, struct fi_info *info, const char prefix[8]) {
+    int i = (int)(info - m->info);
+    uint8_t *at = (uint8_t *)&m->at[i];
+    memset(at, 0, 48);
+    at[0] = 27; /* AF_IB */
+    memcpy(at + 8, prefix, 8);
+    at[23] = (uint8_t)i;
+    info->addr_format = FI_SOCKADDR_IB;
+    info->src_addr = at;
+    info->src_addrlen = 48;
 }
 
 /* What was taken, by its domain; "" when nothing was. */
@@ -297,13 +322,148 @@ TEST(settings_of_ip_refuse_an_adapter_without) {
     machine_free(m);
 }
 
-TEST(of_equally_near_ones_the_first_is_taken) {
+/* What a rank takes, by its place among those of its host, as the last digits of the names: "0" or "01" for two rails. */
+static const char *turn(machine *m, fabric_wish w, int32_t local_rank) {
+    static char digits[FABRIC_RAILS_MAX + 1];
+    w.turn = local_rank;
+    taken(m, w, 0);
+    for (int32_t r = 0; r < m->s.rail_count; r++) {
+        const char *name = fabric_domain_name(m->s.rails[r].info);
+        digits[r] = name[strlen(name) - 1];
+    }
+    digits[m->s.rail_count] = 0;
+    return digits;
+}
+
+static void takes(machine *m, fabric_wish w, int32_t local_rank, const char *digits) {
+    CHECK_EQ(strcmp(turn(m, w, local_rank), digits), 0);
+}
+
+/* Networks of one rail each are common: two ranks with the first of two reach each other, with one of each they would not. */
+TEST(of_equally_near_ones_in_two_networks_the_first_is_taken) {
     machine *m = machine_make();
     char near_by[32], far_off[32];
     core_lists(near_by, far_off);
     sits_at(m, adapter(m, "verbs;ofi_rxm", "mlx5_0", "ib0", "10.2.0.5"), near_by);
     sits_at(m, adapter(m, "verbs;ofi_rxm", "mlx5_1", "ib1", "10.2.1.5"), near_by);
-    CHECK_EQ(strcmp(taken(m, others, 0), "mlx5_0"), 0);
+    for (int i = 0; i < 4; i++) {
+        takes(m, others, i, "0");
+    }
+    adapter(m, "verbs;ofi_rxm", "mlx5_2", "?", "10.2.0.6");
+    m->interface[2][0] = 0;
+    takes(m, others, 1, "0"); /* and nobody knows how near that one is */
+    CHECK(strstr(m->e.log, "take turns") == NULL);
+    machine_free(m);
+}
+
+/* Eight adapters in one network, four beside each socket: of eight ranks, four of each, each has one to itself. */
+TEST(of_equally_near_ones_in_one_network_ranks_take_turns) {
+    machine *m = machine_make();
+    char near_by[32], far_off[32], name[16], ip[16], digit[2] = "";
+    core_lists(near_by, far_off);
+    for (int i = 0; i < 8; i++) {
+        snprintf(name, sizeof name, "mlx5_%d", i);
+        snprintf(ip, sizeof ip, "10.2.0.%d", i + 5);
+        sits_at(m, adapter(m, "verbs;ofi_rxm", name, name, ip), i < 4 ? far_off : near_by);
+    }
+    for (int i = 0; i < 12; i++) {
+        digit[0] = (char)('4' + i % 4);
+        takes(m, others, i, digit);
+    }
+    CHECK_STR(m->e.log, "4 adapters of verbs;ofi_rxm are equally near and fast, and in one network: the ranks of a host take turns");
+    CHECK_STR(m->e.log, "verbs;ofi_rxm on mlx5_5 (10.2.0.10): is taken");
+    fabric_wish w = others;
+    w.rails = 2;
+    takes(m, w, 0, "45");
+    takes(m, w, 1, "67");
+    takes(m, w, 2, "45");
+    w.rails = 3;
+    takes(m, w, 1, "457"); /* by name, whichever came first */
+    w.rails = 4;
+    takes(m, w, 1, "4567");
+    w.rails = 1;
+    w.domain = "mlx5_6";
+    takes(m, w, 1, "6");
+    w.domain = NULL;
+    adapter(m, "verbs;ofi_rxm", "mlx5_5", "mlx5_5b", "10.2.0.77"); /* has two addresses, and counts once */
+    m->info[8].nic = m->info[5].nic;
+    takes(m, w, 2, "6");
+    is_fast(m, &m->info[4], 100);
+    is_fast(m, &m->info[6], 100); /* the others: not known */
+    takes(m, w, 0, "4");
+    takes(m, w, 1, "6");
+    takes(m, w, 2, "4");
+    machine_free(m);
+}
+
+/* Two rails in two networks: the first of each rank in the one, the second in the other. */
+TEST(rails_in_several_networks_take_no_turns) {
+    machine *m = machine_make();
+    fabric_wish w = others;
+    adapter(m, "verbs;ofi_rxm", "mlx5_0", "ib0", "10.2.0.5");
+    adapter(m, "verbs;ofi_rxm", "mlx5_1", "ib1", "10.2.1.5");
+    adapter(m, "verbs;ofi_rxm", "mlx5_2", "ib2", "10.2.0.6");
+    adapter(m, "verbs;ofi_rxm", "mlx5_3", "ib3", "10.2.1.6");
+    w.rails = 2;
+    takes(m, w, 0, "01");
+    takes(m, w, 1, "01");
+    w.rails = 1;
+    takes(m, w, 1, "2");
+    w.route = m->at[3]; /* in the master's network, ranks take turns there */
+    w.route_bits = 24;
+    takes(m, w, 0, "1");
+    takes(m, w, 1, "3");
+    machine_free(m);
+}
+
+TEST(sockets_take_no_turns) {
+    machine *m = machine_make();
+    adapter(m, "tcp;ofi_rxm", "eth0", "eth0", "10.1.0.5");
+    adapter(m, "tcp;ofi_rxm", "eth1", "eth1", "10.1.0.6");
+    takes(m, others, 1, "0");
+    machine_free(m);
+}
+
+TEST(adapters_of_efa_are_in_one_network) {
+    machine *m = machine_make();
+    adapter(m, "efa", "rdmap0", "-", NULL);
+    adapter(m, "efa", "rdmap1", "-", NULL);
+    m->fabric[1].name = (char *)(uintptr_t) "efa-direct"; /* that kind of endpoint is not taken */
+    adapter(m, "efa", "rdmap2", "-", NULL);
+    takes(m, others, 0, "0");
+    takes(m, others, 1, "2");
+    takes(m, others, 2, "0");
+    machine_free(m);
+}
+
+/* Where nobody has given a prefix, all networks have fe80::, also those that are not connected. */
+TEST(infiniband_without_ip_takes_turns_in_a_subnet_that_has_a_prefix) {
+    machine *m = machine_make();
+    is_of_infiniband(m, adapter(m, "verbs;ofi_rxm", "mlx5_0", "-", NULL), "\xfe\x80\0\0\0\0\0\0");
+    is_of_infiniband(m, adapter(m, "verbs;ofi_rxm", "mlx5_1", "-", NULL), "\xfe\x80\0\0\0\0\0\0");
+    takes(m, others, 1, "0");
+    is_of_infiniband(m, &m->info[0], "\xfe\xc0\0\0\0\0\0\1");
+    takes(m, others, 1, "0");
+    is_of_infiniband(m, &m->info[1], "\xfe\xc0\0\0\0\0\0\1");
+    takes(m, others, 0, "0");
+    takes(m, others, 1, "1");
+    machine_free(m);
+}
+
+/* A core of before does not say which rank of its host this is, and some launchers do not: then the rank itself counts. */
+TEST(whose_turn_it_is_the_core_says) {
+    machine *m = machine_make();
+    ddl_transport_params p = {.size = sizeof p, .rank = 9, .world_size = 16, .local_ranks = -1, .local_rank = 3};
+    fabric_wish w;
+    CHECK_EQ(fabric_settings_wish(&m->s, &p, &w), 1);
+    CHECK_EQ(w.turn, 3);
+    p.local_rank = -1;
+    CHECK_EQ(fabric_settings_wish(&m->s, &p, &w), 1);
+    CHECK_EQ(w.turn, 9);
+    p.local_rank = 3;
+    p.size = offsetof(ddl_transport_params, local_rank);
+    CHECK_EQ(fabric_settings_wish(&m->s, &p, &w), 1);
+    CHECK_EQ(w.turn, 9);
     machine_free(m);
 }
 
@@ -388,8 +548,6 @@ static int made_up_close(fid_t fid) {
     return 0;
 }
 
-static void made_up_freeinfo(struct fi_info *info) { (void)info; }
-
 /* Four rails, open, of addresses that are so long. Returns how many are used. */
 static int rails_used(int rank, size_t name_bytes, char log[512]) {
     static struct fi_ops_cm cm = {.getname = made_up_getname};
@@ -400,7 +558,6 @@ static int rails_used(int rank, size_t name_bytes, char log[512]) {
     memset(ep, 0, sizeof ep);
     m->e.settings[0] = "FABRIC_RAILS=4";
     m->s.rank = rank;
-    m->s.lib.freeinfo = made_up_freeinfo;
     for (int i = 0; i < FABRIC_RAILS_MAX; i++) {
         char name[16];
         snprintf(name, sizeof name, "mlx5_%d", i);

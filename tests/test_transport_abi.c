@@ -84,6 +84,8 @@ static void everything(ddl_group *w, void *arg) {
 TEST(a_short_table_is_enough) {
     REQUIRE(fake("old", "fake"));
     world_threads(RANKS, everything, NULL);
+    int (*local_rank)(void) = (int (*)(void))(uintptr_t)fake_symbol("fake_told_local_rank");
+    CHECK_EQ(local_rank(), -1); /* ddl_config does not say it */
 }
 
 TEST(without_recall_and_redirect_the_core_copies) {

@@ -66,7 +66,8 @@ static bool fabric_try(ddl_context *c, const ddl_transport *table, const char *n
                                    .local_ranks = c->local_ranks, .cores = c->cores, .host_id = c->settings.host_id,
                                    .interface_name = c->settings.interface_name, .advertise = c->settings.advertise,
                                    .port_range = c->settings.port_range, .master_host = c->settings.place.host,
-                                   .authenticated = c->settings.secret != NULL, .asked = 1, .detail = name};
+                                   .authenticated = c->settings.secret != NULL, .asked = 1, .detail = name,
+                                   .local_rank = c->settings.launch.local_rank};
     void *self = NULL;
     t->host = ddl__host_table(c);
     t->host.log = fabric_trial_log;

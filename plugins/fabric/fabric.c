@@ -84,6 +84,8 @@ static int fabric_settings_wish(fabric_self *s, const ddl_transport_params *p, f
         return 0;
     }
     out->rails = (int)rails;
+    int32_t local = p->size > offsetof(ddl_transport_params, local_rank) ? p->local_rank : -1;
+    out->turn = local >= 0 ? local : p->rank; /* ranks that follow each other are on one host, as a rule */
     int chosen = out->interface_name != NULL || subnet != NULL || out->domain != NULL;
     if (p->master_host != NULL && p->authenticated) {
         char name[IF_NAMESIZE];
@@ -172,7 +174,7 @@ static void fabric_attributes(fabric_self *s) {
     s->slot_bytes = s->max_read < s->slot_bytes ? s->max_read & ~(uint64_t)15 : s->slot_bytes;
     s->inject_bytes = fabric_setting_on(s->host, "FABRIC_FORCE_NO_INJECT") ? 0 : info->tx_attr->inject_size;
     s->receive_limit = s->connects ? FABRIC_RECEIVES : (int32_t)(info->rx_attr->size < 65536 ? info->rx_attr->size : 65536);
-    s->speed = info->nic != NULL && info->nic->link_attr != NULL ? info->nic->link_attr->speed / 8 : 0;
+    s->speed = fabric_speed(info) / 8;
     s->faster = !fabric_is_sockets(info) && !fabric_is_software(info);
 }
 

@@ -3,8 +3,8 @@
  * The order is efa, verbs, tcp; DDL_TRANSPORTS=fabric:NAME or DDL_FABRIC_PROVIDER takes one. Of its adapters those stay
  * that the settings admit and that other hosts can reach: loopback and bridges are never told to another host. Of these come
  * first those in the network by which the master is reached, as all ranks have one there, then those that are near to the
- * cores of this process; DDL_FABRIC_RAILS=2 takes two. Every candidate and what became of it goes to the log (DDL_LOG=info)
- * and is shown by ddl-info. */
+ * cores of this process; of equally good ones in one network the ranks of a host take turns. DDL_FABRIC_RAILS=2 takes two. Every
+ * candidate and what became of it goes to the log (DDL_LOG=info) and is shown by ddl-info. */
 #ifndef FABRIC_SELECT_H
 #define FABRIC_SELECT_H
 
@@ -33,12 +33,13 @@ typedef struct fabric_wish {
     int interface_is_ours; /* named by DDL_FABRIC_INTERFACE, not by DDL_INTERFACE, which means sockets */
     struct sockaddr_storage subnet, route; /* ss_family 0: none */
     int subnet_bits, route_bits, rails;
+    int32_t turn;      /* of equally good adapters this rank takes that one, modulo their number */
     int loopback_only; /* sockets: all ranks are here, or anybody could send to us */
     int authenticated; /* adapters: there is a job secret */
 } fabric_wish;
 
 static const char *const fabric_order[] = {"efa", "verbs", "tcp"};
-enum { FABRIC_ORDER = 3 };
+enum { FABRIC_ORDER = 3, FABRIC_ALIKE = 64 };
 
 /* >>addresses */
 
@@ -363,6 +364,92 @@ static ddl_status fabric_take(fabric_self *s, const struct fi_info *info) {
     return DDL_OK;
 }
 
+/* >>turns
+ * Eight ranks beside eight adapters, four of each socket, would all take the first of their socket. */
+
+/* In bits per second; 0: not known. */
+static uint64_t fabric_speed(const struct fi_info *info) {
+    return info->nic != NULL && info->nic->link_attr != NULL ? info->nic->link_attr->speed : 0;
+}
+
+/* Whether two adapters have one subnet prefix of InfiniBand's own addresses (bytes 8 to 15 of struct sockaddr_ib), and one that
+ * somebody has given: where nobody did all networks have fe80::. */
+static int fabric_ib_same_subnet(const struct fi_info *a, const struct fi_info *b) {
+    static const uint8_t nobody_s[8] = {0xfe, 0x80};
+    const uint8_t *x = a->src_addr, *y = b->src_addr;
+    return x != NULL && y != NULL && a->src_addrlen >= 16 && b->src_addrlen >= 16 && b->addr_format == FI_SOCKADDR_IB &&
+           memcmp(x + 8, y + 8, 8) == 0 && memcmp(x + 8, nobody_s, 8) != 0;
+}
+
+/* Whether a rank with the one reaches ranks with the other, as far as their addresses tell: in one network of IP or InfiniBand, or
+ * of EFA, whose adapters all reach each other. Where it cannot be told: no. */
+static int fabric_same_network(const struct fi_info *a, const struct fi_info *b) {
+    struct sockaddr_storage at, other;
+    char name[IF_NAMESIZE];
+    if (strcmp(a->fabric_attr->prov_name, b->fabric_attr->prov_name) != 0 || fabric_is_sockets(a)) {
+        return 0;
+    }
+    if (a->addr_format == FI_SOCKADDR_IB) {
+        return fabric_ib_same_subnet(a, b);
+    }
+    int bits = fabric_info_ip(a, &at) && fabric_info_ip(b, &other) ? fabric_interface_of(&at, name) : 0;
+    return fabric_provider_is(a, "efa") || (bits > 0 && fabric_ip_within(&other, &at, bits));
+}
+
+/* Those of the list that are as good as the one that was taken first: admitted, as near, as fast, and in its network. One that has
+ * several addresses there counts once. */
+static int fabric_alike(const fabric_self *s, const fabric_wish *w, const char *provider, const struct fi_info *list,
+                        const struct fi_info *out[FABRIC_ALIKE]) {
+    const struct fi_info *first = s->rails[0].info;
+    int count = 0;
+    for (const struct fi_info *i = list; i != NULL && count < FABRIC_ALIKE; i = i->next) {
+        int alike = fabric_provider_is(i, provider) && fabric_same_network(first, i) && fabric_refusal(w, i) == NULL &&
+                    fabric_rank(w, i) == fabric_rank(w, first) && fabric_speed(i) == fabric_speed(first);
+        for (int k = 0; k < count && alike; k++) {
+            alike = strcmp(fabric_domain_name(out[k]), fabric_domain_name(i)) != 0;
+        }
+        if (alike) {
+            out[count++] = i;
+        }
+    }
+    return count;
+}
+
+/* Whether a rail is one of those. */
+static int fabric_is_among(const fabric_rail *r, const struct fi_info *const *those, int count) {
+    int among = 0;
+    for (int i = 0; i < count && !among; i++) {
+        among = strcmp(fabric_domain_name(those[i]), fabric_domain_name(r->info)) == 0;
+    }
+    return among;
+}
+
+/* Others in place of the rails that were taken, where all are alike: then each rank reaches all others with whichever it has.
+ * Rails in several networks stay, as rail i is to be in the network of all other ranks' rail i. */
+static ddl_status fabric_take_turns(fabric_self *s, const fabric_wish *w, const char *provider, const struct fi_info *list) {
+    const struct fi_info *alike[FABRIC_ALIKE];
+    int count = s->rail_count > 0 ? fabric_alike(s, w, provider, list, alike) : 0;
+    for (int32_t r = 0; r < s->rail_count; r++) {
+        if (!fabric_is_among(&s->rails[r], alike, count)) {
+            return DDL_OK;
+        }
+    }
+    if (count <= s->rail_count) {
+        return DDL_OK;
+    }
+    int taken = s->rail_count;
+    while (s->rail_count > 0) {
+        s->lib.freeinfo(s->rails[--s->rail_count].info);
+    }
+    fabric_log(s, DDL_LOG_INFO, "%d adapters of %s are equally near and fast, and in one network: the ranks of a host take turns", count,
+               alike[0]->fabric_attr->prov_name);
+    ddl_status status = DDL_OK;
+    for (int r = 0; r < taken && status == DDL_OK; r++) {
+        status = fabric_take(s, alike[((int64_t)w->turn * taken + r) % count]);
+    }
+    return status;
+}
+
 /* Of the names that were tried, the one that a candidate is of; else NULL. */
 static const char *fabric_tried(const struct fi_info *info, const char *const *names, int tried) {
     for (int i = 0; i < tried; i++) {
@@ -434,6 +521,10 @@ static ddl_status fabric_choose(fabric_self *s, const fabric_wish *w, const stru
                 return status;
             }
         }
+    }
+    ddl_status status = fabric_take_turns(s, w, names[tried - 1], list);
+    if (status < 0) {
+        return status;
     }
     fabric_tell_others(s, w, list, names, tried);
     fabric_rails_sort(s, w);

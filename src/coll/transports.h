@@ -61,7 +61,8 @@ static ddl_status ddl__endpoint_open(ddl_context *c, const ddl_plugin *plugin, b
                                    .device = c->devices != NULL && c->devices->count > 0
                                                  ? c->devices->list[0].plugin->name
                                                  : NULL,
-                                   .core_set = c->settings.core_set};
+                                   .core_set = c->settings.core_set,
+                                   .local_rank = c->settings.launch.local_rank};
     size_t bytes = DDL__ADDRESS_BYTES;
     bool usable = true;
     DDL__TRY(ddl__endpoint_try(c, plugin, wanted, &params, &usable));
