@@ -1631,8 +1631,8 @@ typedef struct ddl_native_call {
 typedef struct ddl_transport {
     uint32_t size;
     uint32_t flags;
-    /* Of one message; at least DDL_MESSAGE_PAYLOAD_BYTES. With DDL_TRANSPORT_PULLS more is used, up to DDL_MESSAGE_DATA_BYTES,
-     * for data that the peer has asked for, where messages take less than a millisecond. */
+    /* Of one message; at least DDL_MESSAGE_PAYLOAD_BYTES. With DDL_TRANSPORT_PULLS more is used, up to
+     * DDL_MESSAGE_DATA_BYTES, for data that the peer has asked for, where messages take less than a millisecond. */
     uint64_t max_payload_bytes;
 
     /* Makes one endpoint for one context. The host outlives it. *out_self is passed to all others. */
@@ -14737,7 +14737,8 @@ typedef struct ddl__link {
     uint32_t incarnation; /* 0: the process that began the job with this rank; each that took its place has a higher */
     uint64_t missed_ns; /* when it was missed, or left */
     uint64_t latency_ns, bytes_per_s;
-    uint64_t data_bytes, data_ns; /* of a frame of DATA to it, at most; when the one under way began: see ddl__data_bytes */
+    uint64_t data_bytes; /* of a frame of DATA to it, at most: see ddl__data_bytes */
+    uint64_t data_ns;    /* when the one under way began */
     ddl__mac mac_out, mac_in; /* with DDL_MAC: of frames to it and from it */
     ddl_rank_stats stats;
     float pace[DDL__PACE_KEPT]; /* bytes per second of large messages from it */
@@ -20723,13 +20724,14 @@ static bool ddl__pipe_advance(ddl_context *c, ddl_request *r) {
     return true;
 }
 
-/* How much of a message one frame may have. Each costs both sides a message, and what comes behind it waits: where receivers
- * read, as much as took them about a millisecond the last time. Those who receive piece by piece know where pieces end. */
+/* How much of a message one frame may have. Each costs both sides a message, and what comes behind it waits: where
+ * receivers read, as much as took them about a millisecond the last time. Who receives piece by piece has no more room. */
 static uint64_t ddl__data_bytes(const ddl_request *r) {
     const ddl__link *l = &r->group->context->links[ddl__world_rank(r)];
-    bool longer = l->endpoint != NULL && (l->endpoint->table->flags & DDL_TRANSPORT_PULLS) != 0 && r->window == UINT64_MAX;
+    const ddl_transport *table = l->endpoint != NULL ? l->endpoint->table : NULL;
+    bool longer = table != NULL && (table->flags & DDL_TRANSPORT_PULLS) != 0 && r->window == UINT64_MAX;
     uint64_t most = DDL__FRAME_MAX_PAYLOAD;
-    return longer ? DDL__MIN(DDL__MAX(l->data_bytes, most), l->endpoint->table->max_payload_bytes) : most;
+    return longer ? DDL__MIN(DDL__MAX(l->data_bytes, most), table->max_payload_bytes) : most;
 }
 
 /* What can be sent now, and how much of it. */

@@ -183,8 +183,8 @@ typedef struct ddl_native_call {
 typedef struct ddl_transport {
     uint32_t size;
     uint32_t flags;
-    /* Of one message; at least DDL_MESSAGE_PAYLOAD_BYTES. With DDL_TRANSPORT_PULLS more is used, up to DDL_MESSAGE_DATA_BYTES,
-     * for data that the peer has asked for, where messages take less than a millisecond. */
+    /* Of one message; at least DDL_MESSAGE_PAYLOAD_BYTES. With DDL_TRANSPORT_PULLS more is used, up to
+     * DDL_MESSAGE_DATA_BYTES, for data that the peer has asked for, where messages take less than a millisecond. */
     uint64_t max_payload_bytes;
 
     /* Makes one endpoint for one context. The host outlives it. *out_self is passed to all others. */

@@ -100,13 +100,14 @@ static bool ddl__pipe_advance(ddl_context *c, ddl_request *r) {
     return true;
 }
 
-/* How much of a message one frame may have. Each costs both sides a message, and what comes behind it waits: where receivers
- * read, as much as took them about a millisecond the last time. Those who receive piece by piece know where pieces end. */
+/* How much of a message one frame may have. Each costs both sides a message, and what comes behind it waits: where
+ * receivers read, as much as took them about a millisecond the last time. Who receives piece by piece has no more room. */
 static uint64_t ddl__data_bytes(const ddl_request *r) {
     const ddl__link *l = &r->group->context->links[ddl__world_rank(r)];
-    bool longer = l->endpoint != NULL && (l->endpoint->table->flags & DDL_TRANSPORT_PULLS) != 0 && r->window == UINT64_MAX;
+    const ddl_transport *table = l->endpoint != NULL ? l->endpoint->table : NULL;
+    bool longer = table != NULL && (table->flags & DDL_TRANSPORT_PULLS) != 0 && r->window == UINT64_MAX;
     uint64_t most = DDL__FRAME_MAX_PAYLOAD;
-    return longer ? DDL__MIN(DDL__MAX(l->data_bytes, most), l->endpoint->table->max_payload_bytes) : most;
+    return longer ? DDL__MIN(DDL__MAX(l->data_bytes, most), table->max_payload_bytes) : most;
 }
 
 /* What can be sent now, and how much of it. */
