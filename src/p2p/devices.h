@@ -101,7 +101,7 @@ static bool ddl__pipe_advance(ddl_context *c, ddl_request *r) {
 }
 
 /* How much of a message one frame may have. Each costs both sides a message, and what comes behind it waits: where
- * receivers read, as much as took them about a millisecond the last time. Who receives piece by piece has no more room. */
+ * receivers read, as much as took them about a millisecond the last time. Who receives in pieces has no more room. */
 static uint64_t ddl__data_bytes(const ddl_request *r) {
     const ddl__link *l = &r->group->context->links[ddl__world_rank(r)];
     const ddl_transport *table = l->endpoint != NULL ? l->endpoint->table : NULL;
