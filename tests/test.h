@@ -15,7 +15,7 @@
  * In the environment, for machines that are emulated or busy:
  *     TEST_SLOW=5      stretches every timeout (sanitizers, valgrind too)
  *     TEST_APART=1     each test in a process of its own: what one has begun (verbs) may not survive the forks of the next
- *     TEST_SAMPLE=10   of long lists of cases one in ten
+ *     TEST_SAMPLE=10   of long lists of cases one in ten; a line before the last says how many were left out
  *     TEST_SEED=n      other ones, and other random numbers
  *     TEST_MOST_RANKS=8  with TEST_APART=1: tests of more ranks are skipped
  *     TEST_LARGEST=n   neither larger counts nor messages of more than 16 MiB */
@@ -94,6 +94,7 @@ typedef struct test__case {
 typedef struct test__counters {
     int failures;
     int skipped;
+    int left_out; /* cases, by TEST_SAMPLE */
     char reason[200];
 } test__counters;
 
@@ -136,8 +137,19 @@ static inline unsigned test_seed(void) {
     return s ? (unsigned)strtoul(s, NULL, 10) : 1u;
 }
 
+/* Counts cases that were left out; of ranks that all leave them out, the first does. */
+static inline void test_count_left_out(int cases) {
+    if (test__rank <= 0) {
+        __atomic_fetch_add(&test__now->left_out, cases, __ATOMIC_RELAXED);
+    }
+}
+
 /* Whether a case of a long list is to be left out, by a number that is another one for each. */
-static inline int test_left_out(unsigned number) { return (number + test_seed()) % test_sample() != 0; }
+static inline int test_left_out(unsigned number) {
+    int left_out = (number + test_seed()) % test_sample() != 0;
+    test_count_left_out(left_out);
+    return left_out;
+}
 
 /* The folder with the tools and plugins that `make` builds; tests/run exports it. */
 static inline const char *test_build_dir(void) {
@@ -308,7 +320,7 @@ static inline char test__run(const test__case *c) {
 }
 
 int main(int argc, char **argv) {
-    int passed = 0, failed = 0, skipped = 0;
+    int passed = 0, failed = 0, skipped = 0, left_out = 0;
     void *shared = mmap(NULL, sizeof *test__now, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED) {
         perror("mmap");
@@ -322,6 +334,7 @@ int main(int argc, char **argv) {
             puts(c->name);
         } else if (test__wanted(c->name, argc, argv)) {
             char r = test__run(c);
+            left_out += test__now->left_out;
             passed += r == 'p';
             failed += r == 'f';
             skipped += r == 's';
@@ -329,6 +342,9 @@ int main(int argc, char **argv) {
     }
     if (argc == 2 && strcmp(argv[1], "-l") == 0) {
         return 0;
+    }
+    if (left_out > 0) {
+        printf("%d cases left out by TEST_SAMPLE\n", left_out);
     }
     printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
     return failed > 0 || passed + skipped == 0;

@@ -55,6 +55,27 @@ static void count(int rank, int n, void *arg) {
     __atomic_fetch_add(&seen[rank], 1, __ATOMIC_RELAXED);
 }
 
+static void leave_out(int rank, int n, void *arg) {
+    int left_out = 0;
+    (void)rank, (void)n, (void)arg;
+    for (unsigned i = 0; i < 9; i++) {
+        left_out += test_left_out(i);
+    }
+    CHECK_EQ(left_out, 6);
+}
+
+TEST(what_all_ranks_leave_out_is_counted_once) {
+    const char *before = getenv("TEST_SAMPLE");
+    char kept[16];
+    snprintf(kept, sizeof kept, "%s", before != NULL ? before : "1");
+    setenv("TEST_SAMPLE", "3", 1);
+    ranks_threads(4, leave_out, NULL);
+    ranks_fork(4, leave_out, NULL, 20);
+    setenv("TEST_SAMPLE", kept, 1);
+    CHECK_EQ(test__now->left_out, 12);
+    test__now->left_out = 0; /* the sums have none of it */
+}
+
 TEST(threads_are_all_run_once) {
     int seen[8] = {0};
     ranks_threads(8, count, seen);

@@ -73,6 +73,19 @@ def what_repeats_has_its_turn():
 
 
 @test
+def what_is_left_out_of_a_sample_is_summed():
+    with scratch() as folder:
+        project(folder)
+        for name, cases in (("one", 40), ("two", 2)):
+            text = f"print('     {cases} cases left out by TEST_SAMPLE')\nprint('1 passed, 0 failed, 0 skipped')\n"
+            pathlib.Path(folder, "tests", f"test_left_{name}.py").write_text(text)
+        status, out, last = run(folder, "left", "good")
+        check(status == 0 and last == "4 passed, 0 failed, 0 skipped", out)
+        check("\n42 cases left out by TEST_SAMPLE" in out and "0 skipped, 40 cases left out (" in out, out)
+        check("left out" not in run(folder, "good")[1], "nothing was left out")
+
+
+@test
 def all_is_well_only_when_something_passed():
     with scratch() as folder:
         project(folder)

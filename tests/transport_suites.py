@@ -57,6 +57,7 @@ def suite_over(plugin, suite, extra):
     last = re.findall(r"^(\d+) passed, (\d+) failed", result.stdout, re.M)
     check(result.returncode == 0 and last and int(last[-1][0]) > 0 and last[-1][1] == "0",
           f"{suite} over {plugin} {extra}:\n{result.stdout[-3000:]}")
+    print("".join(f"     {line}\n" for line in re.findall(r"^\d+ cases left out .*", result.stdout, re.M)), end="")
 
 
 def add(plugin, suite, name, extra):
