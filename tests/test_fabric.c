@@ -844,6 +844,12 @@ TEST(ranks_that_see_different_providers_are_told) {
              DDL_ERR_UNSUPPORTED);
     CHECK_STR(e[0].log, "rank 1 uses verbs;ofi_rxm");
     CHECK_STR(e[0].log, "set DDL_TRANSPORTS or DDL_FABRIC_PROVIDER to what all have");
+    snprintf(other.provider, sizeof other.provider, "\33[2Jtcp\n"); /* a terminal is not to be told what to do */
+    e[0].log[0] = 0;
+    self_of(&e[0])->told_unequal = 0;
+    CHECK_EQ(fabric_transport.add_peer(e[0].self, 1, &other, sizeof other, "here", &latency, &bandwidth),
+             DDL_ERR_UNSUPPORTED);
+    CHECK_STR(e[0].log, "rank 1 uses ?[2Jtcp? (");
     differ_in(e, &(fabric_address){.rails = 1}, "set DDL_FABRIC_RAILS to the number that all have");
     differ_in(e, &(fabric_address){.name_bytes = 12}, "DDL_FABRIC_SUBNET chooses one");
     differ_in(e, &(fabric_address){.has_rma = 1}, "only one of them reads");

@@ -275,6 +275,14 @@ static int fabric_is_far_loopback(const fabric_self *s, const fabric_address *a,
     return is_ip && !same_host && fabric_ip_is_loopback(&at);
 }
 
+/* The name of a provider, as a peer tells it: it is printed. */
+static void fabric_name_clean(char *name, size_t bytes) {
+    name[bytes - 1] = 0;
+    for (; *name != 0; name++) {
+        *name = (unsigned char)*name < 32 || *name == 127 ? '?' : *name;
+    }
+}
+
 static ddl_status fabric_add_peer(void *self, int32_t peer, const void *address, size_t bytes, const char *peer_host_id,
                                   uint64_t *out_latency_ns, uint64_t *out_bytes_per_s) {
     fabric_self *s = self;
@@ -283,7 +291,7 @@ static ddl_status fabric_add_peer(void *self, int32_t peer, const void *address,
         return DDL_ERR_ARG;
     }
     memcpy(&a, address, sizeof a);
-    a.provider[sizeof a.provider - 1] = 0;
+    fabric_name_clean(a.provider, sizeof a.provider);
     fabric_peer *p = &s->peers[peer];
     p->same_host = peer_host_id != NULL && strcmp(peer_host_id, s->host_id) == 0;
     const char *what = fabric_differs(&a, &s->address);
