@@ -771,33 +771,6 @@ TEST(a_stranger_is_not_let_in) { stranger(2, NULL); }
 TEST(a_stranger_that_gives_up_calling_is_told_so) { stranger(0, NULL); }
 TEST(a_stranger_is_not_heard) { stranger(2, "FABRIC_FORCE_MR=local"); }
 
-/* A member may send what makes no sense: its link ends, and nothing is written anywhere. */
-TEST(nonsense_of_a_member_ends_its_link) {
-    NEED_LIBFABRIC();
-    for (uint32_t seed = 1; seed <= 12; seed++) {
-        endpoint *e = world_open(2, NULL, NULL);
-        fabric_link *link = fabric_link_of(e[0].self, 1);
-        uint8_t body[200];
-        uint32_t x = seed;
-        for (size_t i = 0; i < sizeof body; i++) {
-            x = x * 1664525u + 1013904223u;
-            body[i] = (uint8_t)(x >> 24);
-        }
-        uint8_t kind = (uint8_t)(seed % 12);
-        size_t bytes = seed * 7 % 120;
-        fabric_head head = fabric_head_of(e[0].self, link, kind, seed % 3 == 0 ? seed : 0, seed % 5 == 0 ? bytes : seed);
-        int whole = kind == FABRIC_WHOLE || kind == FABRIC_FIRST || kind == FABRIC_OFFER;
-        if (!whole || bytes < DDL_MESSAGE_HEADER_BYTES) { /* with a header the small host would take its word */
-            DRIVE(e, 2, fabric_put(e[0].self, link, &head, body, bytes, NULL, 0) == FABRIC_GONE) {}
-            for (int i = 0; i < 200; i++) {
-                progress_all(e, 2);
-            }
-        }
-        self_of(&e[0])->peers[1].gone = 1;
-        world_end(e, 2);
-    }
-}
-
 /* ---- bad input ---- */
 
 static void refused(const char *detail, const char *setting, const char *sentence) {
