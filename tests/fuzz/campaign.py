@@ -54,7 +54,7 @@ class Target:
 
     def fresh(self):
         """The program is newer than all that it is made of."""
-        made_of = [*(self.root / "src").rglob("*.h"), self.root / "ddl.h",
+        made_of = [*(self.root / "src").rglob("*.h"), self.root / "ddl.h", *(self.root / "plugins" / "fabric").glob("*.[ch]"),
                    *(self.root / "tests" / "fuzz").glob("*.[ch]")]
         return self.program.exists() and self.program.stat().st_mtime > max(p.stat().st_mtime for p in made_of)
 
