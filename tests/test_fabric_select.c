@@ -693,6 +693,44 @@ TEST(variables_for_libfabric_are_set_unless_they_are) {
     check_values("0", "1", "20000", "20100");
 }
 
+/* What EFA is told where the environment has but this line. */
+static const char *told_to_efa(char *line) {
+    char *lines[] = {line, NULL}, **before = environ;
+    environ = lines;
+    fabric_library_variables("20000-20100");
+    check_values("1", "1", "20000", "20100");
+    const char *told = getenv("FI_EFA_FORK_SAFE");
+    environ = before;
+    return told;
+}
+
+/* Unless somebody has said what it is to do when the process forks, in libfabric's words or in rdma-core's; with huge pages it
+ * would open no domain. */
+TEST(efa_is_told_to_bear_fork) {
+    static char own[] = "FI_EFA_FORK_SAFE=0", others[][32] = {"RDMAV_FORK_SAFE=1", "IBV_FORK_SAFE=1", "RDMAV_HUGEPAGES_SAFE=1"};
+    const char *unasked = told_to_efa(NULL), *asked = told_to_efa(own);
+    CHECK(unasked != NULL && strcmp(unasked, "1") == 0);
+    CHECK(asked != NULL && strcmp(asked, "0") == 0);
+    for (int i = 0; i < 3; i++) {
+        CHECK(told_to_efa(others[i]) == NULL);
+    }
+}
+
+TEST(a_domain_of_efa_that_cannot_bear_fork_is_told_with_the_remedy) {
+    static char on[] = "FI_EFA_FORK_SAFE=1", off[] = "FI_EFA_FORK_SAFE=0";
+    struct fi_fabric_attr efa = {.prov_name = (char *)(uintptr_t) "efa", .name = (char *)(uintptr_t) "efa"};
+    struct fi_fabric_attr verbs = {.prov_name = (char *)(uintptr_t) "verbs;ofi_rxm"};
+    struct fi_info of_efa = {.fabric_attr = &efa}, of_verbs = {.fabric_attr = &verbs};
+    char *lines[] = {on, NULL}, **before = environ;
+    environ = lines;
+    CHECK_STR(fabric_fork_remedy(&of_efa, -FI_EINVAL), "FI_EFA_FORK_SAFE=0");
+    CHECK_EQ(fabric_fork_remedy(&of_efa, -FI_ENOMEM)[0], 0);
+    CHECK_EQ(fabric_fork_remedy(&of_verbs, -FI_EINVAL)[0], 0);
+    lines[0] = off;
+    CHECK_EQ(fabric_fork_remedy(&of_efa, -FI_EINVAL)[0], 0);
+    environ = before;
+}
+
 /* Threads that add at once lose nothing, and add nothing twice. */
 static pthread_barrier_t both_are_here;
 

@@ -139,6 +139,12 @@ static int fabric_setenv_moves_nothing(void) {
     return sscanf(gnu_get_libc_version(), "%d.%d", &major, &minor) == 2 && (major > 2 || (major == 2 && minor >= 41));
 }
 
+/* Whether EFA is to be told that this process may fork. Where a word of rdma-core says so it is told already; with huge pages
+ * it would open no domain. */
+static int fabric_library_may_fork(void) {
+    return getenv("RDMAV_FORK_SAFE") == NULL && getenv("IBV_FORK_SAFE") == NULL && getenv("RDMAV_HUGEPAGES_SAFE") == NULL;
+}
+
 /* Choices that libfabric offers in no other way; the user's own, if there is one, stays.
  *
  * ofi_rxm of libfabric 1.17 crashes (SIGSEGV) when it closes a connection of verbs whose receives still hold messages: it
@@ -149,17 +155,26 @@ static int fabric_setenv_moves_nothing(void) {
  * Without the other one ofi_rxm keeps the connection of an address that is removed, and goes on writing what is being
  * read from that peer into memory that was given back (fabric_cut).
  *
+ * EFA ends a process that forks while it has a domain, as a data loader does on a kernel before 5.13, unless it was told
+ * (efa_atfork_callback_warn_and_abort in prov/efa/src/efa_fork_support.c). Told, rdma-core gives a child none of the pages that are
+ * registered (MADV_DONTFORK), for a system call at each registration, as verbs does unasked; newer kernels copy them, and
+ * nothing is done.
+ *
  * Ports: the tcp provider listens where DDL_PORT_RANGE allows, so that a firewall may be closed but for these.
  *
  * They are set before libfabric is loaded, unless the program has done that: fabric_library_late. */
 static void fabric_library_variables(const char *port_range) {
     char low[8], high[8], low_line[40], high_line[40];
-    const char *lines[] = {"FI_OFI_RXM_USE_SRX=1", "FI_AV_REMOVE_CLEANUP=1", low_line, high_line};
-    int ports = port_range != NULL && sscanf(port_range, "%5[0-9]-%5[0-9]", low, high) == 2;
-    size_t count = ports ? 4 : 2;
-    if (ports) {
+    const char *lines[5] = {"FI_OFI_RXM_USE_SRX=1", "FI_AV_REMOVE_CLEANUP=1"};
+    size_t count = 2;
+    if (fabric_library_may_fork()) {
+        lines[count++] = "FI_EFA_FORK_SAFE=1";
+    }
+    if (port_range != NULL && sscanf(port_range, "%5[0-9]-%5[0-9]", low, high) == 2) {
         snprintf(low_line, sizeof low_line, "FI_TCP_PORT_LOW_RANGE=%s", low);
         snprintf(high_line, sizeof high_line, "FI_TCP_PORT_HIGH_RANGE=%s", high);
+        lines[count++] = low_line;
+        lines[count++] = high_line;
     }
     if (!fabric_setenv_moves_nothing()) {
         fabric_environ_add(lines, count);

@@ -27,10 +27,18 @@ static int fabric_is_sockets(const struct fi_info *info) {
            !fabric_provider_is(info, "cxi");
 }
 
+/* EFA was told to bear fork (fabric_library_variables), which rdma-core takes before the first registration of a process alone. */
+static const char *fabric_fork_remedy(const struct fi_info *info, long error) {
+    const char *told = getenv("FI_EFA_FORK_SAFE");
+    int may_be = error == -FI_EINVAL && fabric_provider_is(info, "efa") && told != NULL && strcmp(told, "0") != 0;
+    return !may_be ? "" : ". Where another library has registered memory before ddl_init, or RDMAV_HUGEPAGES_SAFE is set, EFA cannot be made "
+                          "to bear fork on this kernel: set FI_EFA_FORK_SAFE=0 in a job that does not fork, or RDMAV_FORK_SAFE=1 for all of it";
+}
+
 static ddl_status fabric_failed(fabric_self *s, const char *what, long result) {
     char remedy[256];
-    fabric_log(s, DDL_LOG_WARN, "%s failed on %s: %s%s", what, s->rails[0].info->fabric_attr->prov_name,
-               fabric_error(s, result), fabric_memlock_remedy(s, result, remedy));
+    fabric_log(s, DDL_LOG_WARN, "%s failed on %s: %s%s%s", what, s->rails[0].info->fabric_attr->prov_name, fabric_error(s, result),
+               fabric_memlock_remedy(s, result, remedy), fabric_fork_remedy(s->rails[0].info, result));
     return DDL_ERR_SYSTEM;
 }
 
