@@ -97,44 +97,6 @@ TEST(every_third_registration_fails) { in_mode("FABRIC_FORCE_FAIL_REGISTRATION=3
 TEST(registrations_fail_on_both_sides) { exchange(2, "FABRIC_FORCE_FAIL_REGISTRATION=4", "FABRIC_FORCE_MR=local"); }
 TEST(no_payload_can_be_registered) { in_mode("FABRIC_FORCE_FAIL_REGISTRATION=1", "FABRIC_FORCE_MR=virt_addr"); }
 
-TEST(a_small_limit_of_locked_memory_is_told_with_the_remedy) {
-    NEED_LIBFABRIC();
-    struct rlimit before, small;
-    REQUIRE(getrlimit(RLIMIT_MEMLOCK, &before) == 0);
-    small = before;
-    small.rlim_cur = 65536;
-    REQUIRE(setrlimit(RLIMIT_MEMLOCK, &small) == 0);
-    world_detail = "sockets";
-    if (!available()) {
-        world_detail = "tcp";
-    }
-    endpoint *e = world_open(2, "FABRIC_FORCE_FAIL_REGISTRATION=1", "FABRIC_FORCE_MR=virt_addr");
-    world_detail = "tcp";
-    exchange_in(e, 2, 1);
-    CHECK_STR(e[0].log, "may lock 64 KiB of memory. Raise the limit");
-    CHECK_EQ(setrlimit(RLIMIT_MEMLOCK, &before), 0);
-    world_end(e, 2);
-}
-
-/* An adapter wants the memory of messages themselves registered, and is not to be had without. */
-TEST(so_it_is_when_no_message_can_be_registered) {
-    NEED_LIBFABRIC();
-    struct rlimit before, small;
-    endpoint *e = calloc(1, sizeof *e);
-    REQUIRE(getrlimit(RLIMIT_MEMLOCK, &before) == 0);
-    small = before;
-    small.rlim_cur = 65536;
-    REQUIRE(setrlimit(RLIMIT_MEMLOCK, &small) == 0);
-    endpoint_prepare(e, 0, "tcp", "FABRIC_FORCE_FAIL_REGISTRATION=1", "FABRIC_FORCE_MR=local");
-    CHECK_EQ(endpoint_try(e, 2, &fabric_transport), DDL_ERR_NOMEM);
-    CHECK_STR(e->log, "for messages failed");
-    CHECK_STR(e->log, "may lock 64 KiB of memory. Raise the limit");
-    CHECK_STR(e->log, "Without them it cannot be used");
-    CHECK_EQ(setrlimit(RLIMIT_MEMLOCK, &before), 0);
-    CHECK_EQ(e->blocks, 0);
-    free(e);
-}
-
 /* ---- operations that fail ---- */
 
 static int call_number, fail_every;

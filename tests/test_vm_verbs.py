@@ -2,10 +2,11 @@
 pass (test_transport_suites.py, test_transport_failures.py), on one host or with ranks on two, by turns (turns.py), of each so many tests as
 a few minutes have room for (all of them, in both ways, with VERBS_ALL=1 in the environment, by hand; tests/RUNS.md); then jobs over a slow and lossy cable, with a rank that is killed and with
 a cable that is cut. The counters of the devices say that it was RDMA that carried.
-tests/run: timeout=480 """
+tests/run: timeout=500 """
 import functools
 import os
 import re
+import shutil
 
 import turns
 from harness import BUILD, check, main, skip, test
@@ -37,8 +38,9 @@ def boot():
     for needed in programs:
         if not needed.exists():
             skip(f"{needed} is not built; tests/run builds it")
-    out = in_machine("two-hosts", VM / "verbs", tests, program(), files=[VM, *programs, program(), plugin],
-                     seconds=5400 if ALL else 390, megabytes=3072, VERBS_ALL="1" if ALL else "", VERBS_LEFT_OUT=" ".join(LEFT_OUT),
+    setpriv = shutil.which("setpriv") or skip("setpriv is not installed (make deps)")
+    out = in_machine("two-hosts", VM / "verbs", tests, program(), files=[VM, *programs, program(), plugin, setpriv],
+                     seconds=5400 if ALL else 410, megabytes=3072, VERBS_ALL="1" if ALL else "", VERBS_LEFT_OUT=" ".join(LEFT_OUT),
                      DDL_TRANSPORTS="fabric:verbs", DDL_PLUGIN_PATH=BUILD, DDL_INIT_TIMEOUT_MS=60000)
     found = {}
     for name, text, status, seconds, *packets in re.findall(
@@ -110,6 +112,27 @@ def a_job_of_one_host_that_meets_at_loopback():
     of.check(of.status == 0 and "2 ranks on 1 host" in of.text, f"status {of.status}")
     of.check(of.text.count("done") == 2 and "fabric to 1 rank here" in of.text, "the sum did not end, or by another way")
     of.check(of.packets[0] * 4096 >= 8_000_000 > of.packets[1] * 4096 == 0, f"{of.packets} packets")
+
+
+SENTENCE = (r"fabric: \S.* failed on verbs;ofi_rxm: Cannot allocate memory\. This process may lock 64 KiB of memory\. "
+            r"Raise the limit: `ulimit -l unlimited`")
+
+
+@test
+def too_little_locked_memory_ends_a_job_that_names_verbs():
+    """The kernel refuses what is registered; both ranks say what is to be done, and nothing hangs."""
+    of = part("locked")
+    of.check(of.status == 1, f"status {of.status}")
+    of.check(len(re.findall(rf"^failed DDL_ERR_SYSTEM: ddl_init: transport fabric cannot be opened: {SENTENCE}", of.text, re.M)) == 2,
+             "not both ranks end with the sentence")
+
+
+@test
+def where_verbs_is_not_named_tcp_is_used():
+    of = part("locked-and-free")
+    of.check(of.status == 0 and of.text.count("done") == 2 and "2 ranks on 1 host" in of.text, f"status {of.status}")
+    of.check(len(re.findall(rf"^ddl: rank [01]: {SENTENCE}", of.text, re.M)) == 2, "not both ranks warn")
+    of.check(not any(of.packets), f"{of.packets} packets by RDMA")
 
 
 @test

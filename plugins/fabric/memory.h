@@ -50,6 +50,32 @@ static void fabric_slots_failed(fabric_self *s, size_t bytes, int error) {
     s->told_slots = 1;
 }
 
+/* Of a receive, without which nothing comes any more, or of a send, with which its link ends. */
+static void fabric_post_failed(fabric_self *s, const char *what, int32_t peer, long error) {
+    char remedy[256], to[24] = "";
+    fabric_memlock_remedy(s, error, remedy);
+    if (peer >= 0) {
+        snprintf(to, sizeof to, " to rank %d", peer);
+    }
+    int news = peer < 0 || (remedy[0] != 0 && !s->told_slots);
+    fabric_log(s, news ? DDL_LOG_WARN : DDL_LOG_DEBUG, "a %s%s cannot be posted: %s%s", what, to, fabric_error(s, error), remedy);
+    s->told_slots |= remedy[0] != 0;
+}
+
+/* Since then the provider wants a call to be repeated. ofi_rxm wants that also where it can register no more buffers of its own, of
+ * which it wants 16 MiB at a time, and for ever: nothing else would tell why nothing moves. */
+static void fabric_memlock_suspect(fabric_self *s, const char *what, int32_t peer, uint64_t since_ns) {
+    char remedy[256];
+    if (s->told_locked || s->host->now_ns(s->host) - since_ns < FABRIC_SUSPECT_NS) {
+        return;
+    }
+    s->told_locked = 1;
+    if (fabric_memlock_remedy(s, -FI_EAGAIN, remedy)[0] != 0) {
+        fabric_log(s, DDL_LOG_WARN, "%s has begun no %s rank %d for %d s: that rank is cut off, or there is no more memory to lock%s",
+                   s->rails[0].info->fabric_attr->prov_name, what, peer, (int)(FABRIC_SUSPECT_NS / 1000000000u), remedy);
+    }
+}
+
 static void fabric_mr_failed_there(fabric_self *s, size_t bytes, int32_t device, int error) {
     fabric_log(s, s->told_device ? DDL_LOG_DEBUG : DDL_LOG_WARN, "registering %zu bytes of CUDA device %d failed: %s. The "
                "message goes through pinned memory of the host, as others will for which that happens. Is nvidia-peermem "
@@ -215,7 +241,7 @@ static void fabric_receives_post(fabric_self *s) {
         if (result != 0) {
             s->stuck = 1;
             if (result != -FI_EAGAIN) {
-                fabric_log(s, DDL_LOG_WARN, "a receive cannot be posted: %s", fabric_error(s, (int)result));
+                fabric_post_failed(s, "receive", -1, result);
                 s->failed = 1;
             }
             return;

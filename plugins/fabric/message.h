@@ -85,10 +85,15 @@ static int fabric_slot_send(fabric_self *s, fabric_link *l, fabric_slot *slot, s
     if (result == -FI_EAGAIN) {
         s->stuck = 1; /* it may be connecting: nobody tells when that is over */
         fabric_unheard(s, l);
+        l->send_waits_ns = l->send_waits_ns != 0 ? l->send_waits_ns : s->host->now_ns(s->host);
+        if (s->peers[l->peer].heard) {
+            fabric_memlock_suspect(s, "send to", l->peer, l->send_waits_ns);
+        }
         return FABRIC_LATER;
     }
+    l->send_waits_ns = 0;
     if (result != 0) {
-        fabric_log(s, DDL_LOG_DEBUG, "sending to rank %d failed: %s", l->peer, fabric_error(s, (int)result));
+        fabric_post_failed(s, "send", l->peer, result);
         fabric_words_failed(s, l, (int)-result);
         return FABRIC_LATER;
     }

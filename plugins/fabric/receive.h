@@ -371,11 +371,12 @@ static void fabric_pull_never(fabric_self *s, fabric_link *l, int32_t rail) {
     }
     l->no_reads_ns = s->host->now_ns(s->host) + FABRIC_NO_READS_NS;
     if (!s->told_reads) {
+        char remedy[256];
         s->told_reads = 1;
-        fabric_log(s, DDL_LOG_WARN, "rank %d could not begin to read from rank %d over %s for %d s: that rank computes and does not call ddl, or "
-                   "the network between the two adapters does not carry RDMA (with several rails each must reach its like: DDL_FABRIC_RAILS); "
-                   "its payloads are sent through buffers for %d s", s->rank, l->peer, s->rails[rail].info->domain_attr->name,
-                   (int)(FABRIC_RAIL_NS / 1000000000u), (int)(FABRIC_NO_READS_NS / 1000000000u));
+        fabric_log(s, DDL_LOG_WARN, "no read from rank %d over %s has begun for %d s: that rank does not call ddl, its adapter is not reached "
+                   "(with rails each must reach its like: DDL_FABRIC_RAILS), or no more memory can be locked%s. What it sends comes through "
+                   "buffers for %d s", l->peer, s->rails[rail].info->domain_attr->name, (int)(FABRIC_RAIL_NS / 1000000000u),
+                   fabric_memlock_remedy(s, -FI_EAGAIN, remedy), (int)(FABRIC_NO_READS_NS / 1000000000u));
     }
 }
 

@@ -42,6 +42,7 @@ enum {
 #define FABRIC_RAIL_NS 3000000000u    /* the same for a read by an adapter, which connects when the peer looks; */
 #define FABRIC_NO_READS_NS 30000000000u /* then nothing is read from it for so long */
 #define FABRIC_UNHEARD_NS 5000000000u /* for a first message to go, before we say what may be wrong */
+#define FABRIC_SUSPECT_NS 5000000000u /* for the provider to begin what it wants to be asked for again */
 #define FABRIC_STUCK_NS 1000000 /* until what the provider does not take is tried again */
 #define FABRIC_LINGER_NS 1000000000u /* for the last words to be heard, when an endpoint closes */
 
@@ -215,6 +216,7 @@ typedef struct fabric_link {
     uint32_t bye_at;
     uint64_t bye_ns;       /* since then we try to say that it was heard; 0: not yet */
     int32_t sends, reads; /* operations of libfabric that are under way */
+    uint64_t send_waits_ns; /* since then no send is begun; 0: they are */
     fabric_way way[FABRIC_WAYS];
     uint32_t in_lost; /* the last IN that has ended */
     fabric_slot *held[FABRIC_HOLD];
@@ -264,7 +266,7 @@ typedef struct fabric_self {
     int stuck; /* the provider takes nothing now: to be tried again in a while */
     int again; /* a link waits to be served, at once */
     int faster;                 /* than the sockets of the core, as far as can be known before measuring */
-    int told_stranger, told_unequal, told_registration, told_slots, told_device, told_inject, told_unheard, told_reads;
+    int told_stranger, told_unequal, told_registration, told_slots, told_locked, told_device, told_inject, told_unheard, told_reads;
     const char *device;        /* a device plugin that is loaded; or NULL */
     const char *hmem_refused;  /* why the provider does not reach memory of that; NULL: it does */
     struct fabric_get *gets;

@@ -1,0 +1,153 @@
+/* Limits of the process that the libfabric plugin meets, over tcp on loopback: what fails for want of locked memory is said with
+ * the remedy, and once.
+ * tests/run: variants=gcc,asan,valgrind timeout=60 quick=yes */
+#include "ranks.h"
+
+#include "fabric_host.h"
+
+#include <sys/resource.h>
+
+/* tests/vm/verbs has a kernel that refuses by itself. */
+static void lock_at_most(rlim_t bytes, struct rlimit *before) {
+    REQUIRE(getrlimit(RLIMIT_MEMLOCK, before) == 0);
+    struct rlimit small = *before;
+    small.rlim_cur = bytes;
+    REQUIRE(setrlimit(RLIMIT_MEMLOCK, &small) == 0);
+}
+
+static void lock_as(const struct rlimit *before) { CHECK_EQ(setrlimit(RLIMIT_MEMLOCK, before), 0); }
+
+TEST(a_small_limit_of_locked_memory_is_told_with_the_remedy) {
+    NEED_LIBFABRIC();
+    struct rlimit before;
+    lock_at_most(65536, &before);
+    world_detail = "sockets";
+    if (!available()) {
+        world_detail = "tcp";
+    }
+    endpoint *e = world_open(2, "FABRIC_FORCE_FAIL_REGISTRATION=1", "FABRIC_FORCE_MR=virt_addr");
+    world_detail = "tcp";
+    exchange_in(e, 2, 1);
+    CHECK_STR(e[0].log, "may lock 64 KiB of memory. Raise the limit");
+    lock_as(&before);
+    world_end(e, 2);
+}
+
+/* An adapter wants the memory of messages themselves registered, and is not to be had without. */
+TEST(so_it_is_when_no_message_can_be_registered) {
+    NEED_LIBFABRIC();
+    struct rlimit before;
+    endpoint *e = calloc(1, sizeof *e);
+    lock_at_most(65536, &before);
+    endpoint_prepare(e, 0, "tcp", "FABRIC_FORCE_FAIL_REGISTRATION=1", "FABRIC_FORCE_MR=local");
+    CHECK_EQ(endpoint_try(e, 2, &fabric_transport), DDL_ERR_NOMEM);
+    CHECK_STR(e->log, "for messages failed");
+    CHECK_STR(e->log, "may lock 64 KiB of memory. Raise the limit");
+    CHECK_STR(e->log, "Without them it cannot be used");
+    lock_as(&before);
+    CHECK_EQ(e->blocks, 0);
+    free(e);
+}
+
+/* Or a queue that a connection brings: then it is a receive, or the first send to a peer, that fails. */
+static ssize_t unlocked_send(struct fid_ep *ep, const void *buf, size_t len, void *desc, fi_addr_t at, void *context) {
+    (void)ep, (void)buf, (void)len, (void)desc, (void)at, (void)context;
+    return -FI_ENOMEM;
+}
+
+static ssize_t unlocked_inject(struct fid_ep *ep, const void *buf, size_t len, fi_addr_t at) {
+    (void)ep, (void)buf, (void)len, (void)at;
+    return -FI_ENOMEM;
+}
+
+static ssize_t unlocked_recv(struct fid_ep *ep, void *buf, size_t len, void *desc, fi_addr_t at, void *context) {
+    (void)ep, (void)buf, (void)len, (void)desc, (void)at, (void)context;
+    return -FI_ENOMEM;
+}
+
+TEST(so_it_is_when_a_receive_cannot_be_posted) {
+    NEED_LIBFABRIC();
+    struct rlimit before;
+    endpoint *e = calloc(1, sizeof *e);
+    lock_at_most(65536, &before);
+    hooks.recv = unlocked_recv;
+    endpoint_prepare(e, 0, "tcp", "FABRIC_FORCE_MR=local", NULL);
+    CHECK_EQ(endpoint_try(e, 2, &fabric_transport), DDL_OK);
+    CHECK(fabric_transport.progress(e->self, -1) < 0);
+    CHECK_STR(e->log, "a receive cannot be posted: ");
+    CHECK_STR(e->log, "may lock 64 KiB of memory. Raise the limit");
+    CHECK_EQ(e->warnings, 1);
+    lock_as(&before);
+    hooks_end();
+    endpoint_close(e);
+    free(e);
+}
+
+TEST(so_it_is_when_a_message_cannot_be_sent) {
+    NEED_LIBFABRIC();
+    struct rlimit before;
+    letter l[2] = {0};
+    endpoint *e = world_open(3, "FABRIC_FORCE_MR=local", NULL);
+    lock_at_most(65536, &before);
+    hooks = (struct hooks){.of = e[0].self, .send = unlocked_send, .inject = unlocked_inject};
+    for (int i = 0; i < 2; i++) {
+        CHECK(post(&e[0], i + 1, &l[i], 100) >= 0);
+    }
+    DRIVE(e, 3, e[0].lost[1] > 0 && e[0].lost[2] > 0) {}
+    CHECK_STR(e[0].log, "a send to rank 1 cannot be posted: ");
+    CHECK_STR(e[0].log, "may lock 64 KiB of memory. Raise the limit");
+    CHECK_EQ(e[0].warnings, 1); /* not once for each peer */
+    lock_as(&before);
+    hooks_end();
+    fabric_transport.peer_dead(e[0].self, 1);
+    fabric_transport.peer_dead(e[0].self, 2);
+    letter_free(&l[0]);
+    letter_free(&l[1]);
+    world_end(e, 3);
+}
+
+/* ofi_rxm asks for ever to repeat what needs buffers that it cannot register. The clock runs a hundred times as fast. */
+static uint64_t hurried_now_ns(const ddl_host *host) { return 100 * mini_now_ns(host); }
+
+static ssize_t busy_read(struct fid_ep *ep, void *buf, size_t len, void *desc, fi_addr_t at, uint64_t address, uint64_t key,
+                         void *context) {
+    (void)ep, (void)buf, (void)len, (void)desc, (void)at, (void)address, (void)key, (void)context;
+    return -FI_EAGAIN;
+}
+
+static ssize_t busy_send(struct fid_ep *ep, const void *buf, size_t len, void *desc, fi_addr_t at, void *context) {
+    (void)ep, (void)buf, (void)len, (void)desc, (void)at, (void)context;
+    return -FI_EAGAIN;
+}
+
+static void begins_nothing(struct hooks busy, uint64_t bytes, const char *sentence) {
+    NEED_LIBFABRIC();
+    struct rlimit before;
+    letter l[2] = {0};
+    endpoint *e = world_open(2, "FABRIC_FORCE_MR=local", NULL);
+    CHECK(post(&e[1], 0, &l[0], 10) >= 0 && post(&e[0], 1, &l[1], 10) >= 0); /* both have heard of each other */
+    DRIVE(e, 2, all_arrived(e, 2) == 2 && all_returned(l, 2)) {}
+    letter_free(&l[0]);
+    lock_at_most(65536, &before);
+    hooks = busy;
+    hooks.of = e[0].self;
+    e[0].host.now_ns = hurried_now_ns;
+    int from = busy.read != NULL;
+    letter late = {0};
+    CHECK(post(&e[from], !from, &late, bytes) >= 0);
+    DRIVE(e, 2, e[0].warnings > 0) {}
+    CHECK_STR(e[0].log, sentence);
+    CHECK_STR(e[0].log, "may lock 64 KiB of memory. Raise the limit");
+    lock_as(&before);
+    hooks_end();
+    DRIVE(e, 2, all_arrived(e, 2) == 3 && all_returned(&late, 1)) {}
+    CHECK_EQ(e[0].warnings, 1);
+    letter_free(&l[1]);
+    letter_free(&late);
+    world_end(e, 2);
+}
+
+TEST(a_read_that_never_begins_is_told_with_the_remedy) {
+    begins_nothing((struct hooks){.read = busy_read}, 300000, "no read from rank 1 over");
+}
+TEST(and_a_send) { begins_nothing((struct hooks){.send = busy_send}, 20000, "has begun no send to rank 1 for 5 s"); }
