@@ -1,11 +1,12 @@
 /* Limits of the process that the libfabric plugin meets, over tcp on loopback: what fails for want of locked memory is said with
- * the remedy, and once.
- * tests/run: variants=gcc,asan,valgrind timeout=60 quick=yes */
+ * the remedy, and once; descriptors are raised as far as they may be, and what is missing is said.
+ * tests/run: variants=gcc,asan timeout=60 quick=yes */
 #include "ranks.h"
 
 #include "fabric_host.h"
 
 #include <sys/resource.h>
+#include <sys/wait.h>
 
 /* tests/vm/verbs has a kernel that refuses by itself. */
 static void lock_at_most(rlim_t bytes, struct rlimit *before) {
@@ -151,3 +152,38 @@ TEST(a_read_that_never_begins_is_told_with_the_remedy) {
     begins_nothing((struct hooks){.read = busy_read}, 300000, "no read from rank 1 over");
 }
 TEST(and_a_send) { begins_nothing((struct hooks){.send = busy_send}, 20000, "has begun no send to rank 1 for 5 s"); }
+
+/* ---- descriptors ---- */
+
+/* An endpoint of a job of so many ranks, with limits in a process of its own, as they go down only. */
+static void opened_with(rlim_t soft, rlim_t hard, int ranks, const char *rails, rlim_t becomes, const char *sentence) {
+    NEED_LIBFABRIC();
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct rlimit limit = {soft, hard};
+        endpoint *e = calloc(1, sizeof *e);
+        CHECK_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+        endpoint_prepare(e, 0, "tcp", rails, NULL);
+        CHECK_EQ(endpoint_try(e, ranks, &fabric_transport), DDL_OK);
+        CHECK_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+        CHECK_EQ(limit.rlim_cur, becomes);
+        CHECK_EQ(e->warnings, sentence != NULL);
+        CHECK_STR(e->log, sentence != NULL ? sentence : "");
+        CHECK_STR(e->log, sentence != NULL ? "Raise it where the job is started: ulimit -n" : "");
+        endpoint_close(e);
+        free(e);
+        fflush(NULL);
+        _exit(0);
+    }
+    int status = 1;
+    waitpid(pid, &status, 0);
+    CHECK_EQ(status, 0);
+}
+
+TEST(enough_descriptors_are_left_alone) { opened_with(500, 600, 50, NULL, 500, NULL); }
+TEST(too_few_are_raised) { opened_with(200, 600, 50, NULL, 364, NULL); }
+TEST(what_may_not_be_raised_is_told) {
+    opened_with(200, 300, 50, NULL, 300, "50 ranks that all exchange large payloads by connections of tcp need 364 file descriptors each, "
+                                         "and this one may have 300");
+}

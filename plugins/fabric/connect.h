@@ -74,13 +74,22 @@ static ddl_status fabric_listen(fabric_self *s, fabric_rail *r) {
     return DDL_OK;
 }
 
-/* Three connections to each peer, beside those of the core, which has seen to its own. */
-static void fabric_descriptors_raise(const fabric_self *s) {
+/* One connection for messages to each peer, and two on each rail for payloads, beside what the core needs, which has seen to three for
+ * each rank. Where there are fewer, who cannot be called for messages is lost to us (EMFILE); a payload for which there is none goes in
+ * pieces. A job whose ranks talk to few needs few: no error. */
+static void fabric_descriptors_raise(fabric_self *s) {
     struct rlimit limit;
-    rlim_t wanted = 64 + 6 * (rlim_t)s->world_size;
+    rlim_t wanted = 64 + (4 + 2 * (rlim_t)s->rail_count) * (rlim_t)s->world_size;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted) {
+        return;
+    }
+    limit.rlim_cur = wanted < limit.rlim_max ? wanted : limit.rlim_max;
+    (void)setrlimit(RLIMIT_NOFILE, &limit);
     if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < wanted) {
-        limit.rlim_cur = wanted < limit.rlim_max ? wanted : limit.rlim_max;
-        (void)setrlimit(RLIMIT_NOFILE, &limit); /* with fewer some payloads go in pieces */
+        fabric_log(s, DDL_LOG_WARN, "%d ranks that all exchange large payloads by connections of tcp need %llu file descriptors each, and this one "
+                   "may have %llu: where they run out, ranks are lost (\"Too many open files\"). Raise it where the job is started: ulimit -n "
+                   "%llu, LimitNOFILE= of systemd, --ulimit nofile= of a container", s->world_size, (unsigned long long)wanted,
+                   (unsigned long long)limit.rlim_cur, (unsigned long long)wanted);
     }
 }
 
