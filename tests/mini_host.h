@@ -33,7 +33,8 @@ typedef struct endpoint {
     int rank, blocks, proofs; /* blocks, proofs: memory and states of a proof that are alive */
     int fail_alloc, allocs;   /* the n-th allocation fails */
     int failed;               /* progress has said that the transport is at its end */
-    const char *secret, *detail;
+    const char *secret, *detail, *advertise;
+    int local_ranks; /* 0: all are */
     const char *settings[SETTINGS]; /* "NAME=value", without DDL_ */
     int echo, refuse, discard; /* answers from within landed(); land() says: damaged; or: not wanted */
     int no_passing;            /* descriptors go nowhere */
@@ -190,8 +191,9 @@ static void endpoint_host(endpoint *e, int rank) {
 
 static ddl_status endpoint_try(endpoint *e, int n, const ddl_transport *transport) {
     e->transport = transport;
-    ddl_transport_params params = {.size = sizeof params, .rank = e->rank, .world_size = n, .local_ranks = n, .cores = 1,
-                                   .host_id = "here", .authenticated = e->secret != NULL,
+    ddl_transport_params params = {.size = sizeof params, .rank = e->rank, .world_size = n, .cores = 1,
+                                   .local_ranks = e->local_ranks > 0 ? e->local_ranks : n,
+                                   .host_id = "here", .advertise = e->advertise, .authenticated = e->secret != NULL,
                                    .asked = e->detail != NULL, .detail = e->detail};
     return transport->open(&e->host, &params, &e->self);
 }

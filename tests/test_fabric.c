@@ -753,6 +753,29 @@ TEST(a_domain_that_does_not_exist) { refused("tcp", "FABRIC_DOMAIN=mlx5_9", "DDL
 TEST(a_number_that_is_none) { refused("tcp", "FABRIC_RAILS=two", "DDL_FABRIC_RAILS is \"two\""); }
 TEST(hardware_that_is_not_here) { refused("efa", NULL, "no provider efa"); }
 
+/* Rank 0 says by DDL_ADVERTISE that its own address leads nowhere from outside: it is met inside its host alone, and both know. */
+TEST(an_advertised_address_is_not_of_libfabric) {
+    NEED_LIBFABRIC();
+    endpoint *e = calloc(RANKS, sizeof *e);
+    uint64_t latency, bandwidth;
+    for (int i = 0; i < 2; i++) {
+        endpoint_prepare(&e[i], i, "tcp", NULL, NULL);
+        e[i].local_ranks = 1;
+        e[i].advertise = i == 0 ? "203.0.113.7" : NULL;
+        CHECK_EQ(endpoint_try(&e[i], 2, &fabric_transport), DDL_OK);
+    }
+    CHECK_STR(e[0].log, "DDL_ADVERTISE is set, and libfabric tells peers the interface's own address: TCP is used between this host and others");
+    CHECK(strstr(e[1].log, "DDL_ADVERTISE") == NULL);
+    for (int i = 0; i < 2; i++) {
+        const fabric_address *other = &self_of(&e[!i])->address;
+        CHECK_EQ(fabric_transport.add_peer(e[i].self, !i, other, sizeof *other, "there", &latency, &bandwidth), DDL_ERR_UNSUPPORTED);
+        meet(&e[i], !i, other);
+    }
+    CHECK_STR(e[1].log, "rank 0 has DDL_ADVERTISE set");
+    exchange_in(e, 2, 1); /* within the host */
+    world_end(e, 2);
+}
+
 /* A peer whose address differs in the fields that are not 0 here: the sentence says in which, and what to do. */
 static void differ_in(endpoint *e, const fabric_address *by, const char *sentence) {
     fabric_address other = self_of(&e[1])->address;

@@ -111,6 +111,27 @@ def one_slow_cable():
             j.check(took > 0.8, f"2 MB went over a cable of 10 Mbit/s in {took:.2f} s: it was not used")
 
 
+def advertised(hosts, **more):
+    """Ranks 2 and 3 are reached at another address than that of their interface, as they say."""
+    return job(hosts, "correct", "AABB", each={r: {"DDL_ADVERTISE": hosts.address["B"]} for r in (2, 3)}, **more)
+
+
+@test
+def where_an_address_is_advertised_tcp_carries():
+    """libfabric knows nothing of that address. Inside a host it goes on."""
+    with two_hosts() as hosts:
+        with advertised(hosts, DDL_TRANSPORTS="fabric:tcp,tcp") as j:
+            j.succeed()
+            j.check(re.search(r"fabric to 1 rank here and 0 elsewhere.*; tcp to 0 ranks here and 2 elsewhere", j.output(0)), "others carry")
+            j.check(all(("DDL_ADVERTISE is set, and libfabric tells" in j.output(r)) == (r > 1) for r in range(4)), "it is not told")
+        with advertised(hosts, DDL_FABRIC_PROVIDER="tcp", DDL_TRANSPORTS="") as j:
+            j.succeed()
+            j.check("tcp to 1 rank here and 2 elsewhere" in j.output(0) or "; tcp to 0 ranks here and 2 elsewhere" in j.output(0), "others carry")
+        with advertised(hosts) as j:
+            j.finish()
+            j.check(all(re.search(r"no transport reaches rank \d.*DDL_ADVERTISE", j.output(r)) for r in range(4)), "nobody says why")
+
+
 # ------------------------------------------------------------------------------------------- the default
 
 

@@ -197,15 +197,26 @@ static void fabric_tell_room(fabric_self *s, int32_t fit, size_t name_bytes) {
                fit, fit == 1 ? "is" : "are", (int)sizeof s->address.names, s->rails[0].info->fabric_attr->prov_name, (int)name_bytes, fit);
 }
 
+/* Peers call the address of an interface, as libfabric tells it: there is no word for another one. Where that is not what leads to this
+ * rank, it is offered to its own host alone. */
+static void fabric_address_inner(fabric_self *s) {
+    s->address.inner = s->advertised && fabric_is_sockets(s->rails[0].info);
+    if (s->address.inner && s->local_ranks < s->world_size) {
+        fabric_log(s, s->asked ? DDL_LOG_WARN : DDL_LOG_INFO, "DDL_ADVERTISE is set, and libfabric tells peers the interface's own address: TCP is "
+                   "used between this host and others, where DDL_TRANSPORTS has it");
+    }
+}
+
 static ddl_status fabric_address_make(fabric_self *s) {
     fabric_address *a = &s->address;
     const struct fi_info *info = s->rails[0].info;
-    a->version = 5;
+    a->version = 6;
     a->has_rma = !s->force_no_rma && (s->connects || (info->caps & FI_RMA) != 0);
     a->has_rma &= !s->unread;
     snprintf(a->provider, sizeof a->provider, "%s", info->fabric_attr->prov_name);
     a->protocol = info->ep_attr->protocol;
     a->slot_bytes = (uint32_t)s->slot_bytes;
+    fabric_address_inner(s);
     if (getrandom(a->nonce, sizeof a->nonce, 0) != (ssize_t)sizeof a->nonce ||
         getrandom(&s->key_next, sizeof s->key_next, 0) != (ssize_t)sizeof s->key_next) {
         return DDL_ERR_SYSTEM;
@@ -271,7 +282,7 @@ static int fabric_is_far_loopback(const fabric_self *s, const fabric_address *a,
     uint32_t format = s->rails[0].info->addr_format;
     int is_ip = format == FI_SOCKADDR || format == FI_SOCKADDR_IN || format == FI_SOCKADDR_IN6;
     memset(&at, 0, sizeof at);
-    memcpy(&at, a->names, a->name_bytes < sizeof at ? a->name_bytes : sizeof at);
+    memcpy(&at, a->names, a->name_bytes < sizeof a->names ? a->name_bytes : sizeof a->names);
     return is_ip && !same_host && fabric_ip_is_loopback(&at);
 }
 
@@ -281,6 +292,17 @@ static void fabric_name_clean(char *name, size_t bytes) {
     for (; *name != 0; name++) {
         *name = (unsigned char)*name < 32 || *name == 127 ? '?' : *name;
     }
+}
+
+/* One of the two is at the address of its interface only from within its host. */
+static int fabric_is_inner(fabric_self *s, int32_t peer, const fabric_address *a) {
+    int inner = !s->peers[peer].same_host && (a->inner || s->address.inner);
+    if (inner && a->inner) {
+        fabric_log(s, s->told_inner ? DDL_LOG_DEBUG : DDL_LOG_INFO, "rank %d has DDL_ADVERTISE set, and libfabric tells peers the interface's own "
+                   "address: it is not called there", peer);
+        s->told_inner = 1;
+    }
+    return inner;
 }
 
 static ddl_status fabric_add_peer(void *self, int32_t peer, const void *address, size_t bytes, const char *peer_host_id,
@@ -298,7 +320,7 @@ static ddl_status fabric_add_peer(void *self, int32_t peer, const void *address,
     if (what != NULL) {
         return fabric_unequal(s, peer, &a, what);
     }
-    if ((!s->authenticated && !p->same_host) || fabric_is_far_loopback(s, &a, p->same_host)) {
+    if (fabric_is_inner(s, peer, &a) || (!s->authenticated && !p->same_host) || fabric_is_far_loopback(s, &a, p->same_host)) {
         return DDL_ERR_UNSUPPORTED;
     }
     memcpy(p->names, a.names, sizeof p->names);
@@ -470,6 +492,7 @@ static ddl_status fabric_open(const ddl_host *host, const ddl_transport_params *
     s->authenticated = params->authenticated && DDL_HAS(host, derive);
     s->asked = params->size > offsetof(ddl_transport_params, asked) && params->asked;
     s->asked |= fabric_setting(host, "FABRIC_PROVIDER") != NULL; /* to be measured against TCP */
+    s->advertised = params->advertise != NULL && params->advertise[0] != 0;
     s->device = DDL_HAS(params, device) ? params->device : NULL;
     s->force_seed = (uint32_t)params->rank + 1;
     s->epoll = s->timer = -1;

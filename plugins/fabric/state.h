@@ -82,7 +82,8 @@ typedef struct fabric_offer_body {
 /* What peers are told, byte for byte; at most FABRIC_ADDRESS_BYTES. */
 typedef struct fabric_address {
     uint8_t version, rails, name_bytes, has_rma;
-    char provider[20];
+    char provider[19];
+    uint8_t inner; /* names that lead nowhere from another host */
     uint32_t protocol, slot_bytes;
     uint8_t nonce[16];
     uint8_t names[FABRIC_ADDRESS_BYTES - 48];
@@ -244,7 +245,7 @@ typedef struct fabric_peer {
 
 typedef struct fabric_self {
     const ddl_host *host;
-    int32_t rank, world_size, local_ranks, authenticated, asked;
+    int32_t rank, world_size, local_ranks, authenticated, asked, advertised;
     fabric_library lib;
     fabric_address address;
     char *host_id;
@@ -266,7 +267,7 @@ typedef struct fabric_self {
     int stuck; /* the provider takes nothing now: to be tried again in a while */
     int again; /* a link waits to be served, at once */
     int faster;                 /* than the sockets of the core, as far as can be known before measuring */
-    int told_stranger, told_unequal, told_registration, told_slots, told_locked, told_device, told_inject, told_unheard, told_reads;
+    int told_stranger, told_unequal, told_inner, told_registration, told_slots, told_locked, told_device, told_inject, told_unheard, told_reads;
     const char *device;        /* a device plugin that is loaded; or NULL */
     const char *hmem_refused;  /* why the provider does not reach memory of that; NULL: it does */
     struct fabric_get *gets;
