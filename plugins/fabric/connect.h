@@ -86,7 +86,7 @@ static void fabric_descriptors_raise(fabric_self *s) {
     limit.rlim_cur = wanted < limit.rlim_max ? wanted : limit.rlim_max;
     (void)setrlimit(RLIMIT_NOFILE, &limit);
     if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < wanted) {
-        fabric_log(s, DDL_LOG_WARN, "%d ranks that all exchange large payloads by connections of tcp need %llu file descriptors each, and this one "
+        fabric_log(s, s->rank == 0 ? DDL_LOG_WARN : DDL_LOG_INFO, "%d ranks that all exchange large payloads by connections of tcp need %llu file descriptors each, and this one "
                    "may have %llu: where they run out, ranks are lost (\"Too many open files\"). Raise it where the job is started: ulimit -n "
                    "%llu, LimitNOFILE= of systemd, --ulimit nofile= of a container", s->world_size, (unsigned long long)wanted,
                    (unsigned long long)limit.rlim_cur, (unsigned long long)wanted);
@@ -188,13 +188,19 @@ static void fabric_way_failed(fabric_self *s, fabric_way *w, int error) {
     int32_t peer = w->link->peer;
     uint64_t now = s->host->now_ns(s->host);
     fabric_way_close(s, w);
+    if (w->failures > 0 && w->called_ns > w->retry_ns + FABRIC_REFUSED_NS) {
+        w->failures = 0; /* those before were of another time: nothing was to be sent meanwhile */
+    }
     w->since_ns = w->failures == 0 ? now : w->since_ns;
     w->failures += w->failures < FABRIC_CALLS;
     w->retry_ns = now + FABRIC_CALL_NS * (uint64_t)w->failures;
     fabric_log(s, DDL_LOG_DEBUG, "a connection to rank %d did not come about: %s", peer, fabric_error(s, error));
     uint64_t patience = s->rank > peer ? FABRIC_CALLED_NS : error == ECONNREFUSED ? FABRIC_REFUSED_NS : FABRIC_UNREACHED_NS;
     if (w->kind == FABRIC_WORDS && w->failures == FABRIC_CALLS && now - w->since_ns >= patience) {
-        fabric_log(s, DDL_LOG_INFO, "rank %d takes no connection of tcp: %s", peer, fabric_error(s, error));
+        int ours = error == EMFILE || error == ENFILE || error == ENOMEM; /* what the core says of it is of networks */
+        fabric_log(s, ours && !s->told_calls ? DDL_LOG_WARN : DDL_LOG_INFO, "no connection of tcp to rank %d comes about: %s%s", peer,
+                   fabric_error(s, error), ours ? ", here. Raise the limit (ulimit -n)" : "");
+        s->told_calls |= ours;
         fabric_break(s, w->link, error == ECONNREFUSED ? error : ENOTCONN);
     }
 }

@@ -288,10 +288,10 @@ static void fabric_lose(fabric_self *s, int32_t peer, int error, const char *wha
     fabric_drop(s, peer, DDL_ERR_PEER);
 }
 
-/* From places that may not call the host: progress tells it. To the core ENOMEM says that there was none for what the peer sent. */
+/* From places that may not call the host: progress tells it. */
 static void fabric_break(fabric_self *s, fabric_link *l, int error) {
     if (l->broken == 0) {
-        l->broken = error == ENOMEM ? ENOBUFS : error > 0 ? error : -1;
+        l->broken = error > 0 ? error : -1;
         fabric_backlog_add(s, l);
     }
 }

@@ -8,9 +8,9 @@ enum { FABRIC_LATER = 0, FABRIC_GONE = 1, FABRIC_OFFERED = 2 };
 
 static size_t fabric_core_bytes(void) { return sizeof(fabric_head) + DDL_MESSAGE_HEADER_BYTES; }
 
-/* An operation on what messages go by has failed. */
+/* An operation on what messages go by has failed. To the core ENOMEM says that there was none for what the peer sent. */
 static void fabric_words_failed(fabric_self *s, fabric_link *l, int error) {
-    error = fabric_reset(error);
+    error = error == ENOMEM ? ENOBUFS : fabric_reset(error);
     if (s->connects) {
         fabric_way_ends(s, &l->way[FABRIC_WORDS], error);
     } else {
@@ -33,8 +33,8 @@ static struct fid_ep *fabric_ep_to(fabric_self *s, fabric_link *l) {
 static void fabric_unheard(fabric_self *s, fabric_link *l) {
     const struct fi_info *info = s->rails[0].info;
     uint64_t now = s->host->now_ns(s->host);
-    l->unheard_ns = l->unheard_ns != 0 ? l->unheard_ns : now;
-    if (l->reached || s->told_unheard || now - l->unheard_ns < FABRIC_UNHEARD_NS) {
+    l->send_waits_ns = l->send_waits_ns != 0 ? l->send_waits_ns : now;
+    if (l->reached || s->told_unheard || now - l->send_waits_ns < FABRIC_UNHEARD_NS) {
         return;
     }
     s->told_unheard = 1;
@@ -43,7 +43,7 @@ static void fabric_unheard(fabric_self *s, fabric_link *l) {
                "DDL_FABRIC_INTERFACE, DDL_FABRIC_DOMAIN), or leave fabric out of DDL_TRANSPORTS", s->rank, l->peer, info->domain_attr->name,
                info->fabric_attr->prov_name, (int)(FABRIC_UNHEARD_NS / 1000000000u),
                s->connects ? "a firewall may drop what goes to its port (DDL_PORT_RANGE)"
-                           : "RoCE needs UDP port 4791, iWARP and the set-up of verbs TCP ports, EFA a security group that lets its own members in");
+                           : "RoCE needs UDP port 4791");
 }
 
 static int fabric_may_send(const fabric_link *l, int32_t keep) { return (int32_t)(l->limit - l->spent) > keep; }
@@ -85,7 +85,6 @@ static int fabric_slot_send(fabric_self *s, fabric_link *l, fabric_slot *slot, s
     if (result == -FI_EAGAIN) {
         s->stuck = 1; /* it may be connecting: nobody tells when that is over */
         fabric_unheard(s, l);
-        l->send_waits_ns = l->send_waits_ns != 0 ? l->send_waits_ns : s->host->now_ns(s->host);
         if (s->peers[l->peer].heard) {
             fabric_memlock_suspect(s, "send to", l->peer, l->send_waits_ns);
         }
@@ -422,6 +421,7 @@ static ddl_status fabric_send(void *self, int32_t peer, ddl_message *m) {
     }
     m->next = NULL;
     memset(m->priv, 0, sizeof m->priv);
+    l->send_waits_ns = l->first == NULL ? 0 : l->send_waits_ns; /* nothing waits since then */
     int went = l->first == NULL && l->broken == 0 && !l->refusing ? fabric_send_one(s, l, m) : FABRIC_LATER;
     if (went == FABRIC_GONE) {
         if (s->armed && s->connects && !s->ticking) {

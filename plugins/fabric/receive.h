@@ -369,14 +369,16 @@ static void fabric_pull_never(fabric_self *s, fabric_link *l, int32_t rail) {
     if (s->connects) {
         return; /* the next payload opens a new connection */
     }
-    l->no_reads_ns = s->host->now_ns(s->host) + FABRIC_NO_READS_NS;
+    uint64_t before = l->no_reads_for_ns, twice = 2 * before < FABRIC_NO_READS_MOST_NS ? 2 * before : FABRIC_NO_READS_MOST_NS;
+    l->no_reads_for_ns = before == 0 ? FABRIC_NO_READS_NS : twice;
+    l->no_reads_ns = s->host->now_ns(s->host) + l->no_reads_for_ns;
     if (!s->told_reads) {
         char remedy[256];
         s->told_reads = 1;
         fabric_log(s, DDL_LOG_WARN, "no read from rank %d over %s has begun for %d s: that rank does not call ddl, its adapter is not reached "
                    "(with rails each must reach its like: DDL_FABRIC_RAILS), or no more memory can be locked%s. What it sends comes through "
-                   "buffers for %d s", l->peer, s->rails[rail].info->domain_attr->name, (int)(FABRIC_RAIL_NS / 1000000000u),
-                   fabric_memlock_remedy(s, -FI_EAGAIN, remedy), (int)(FABRIC_NO_READS_NS / 1000000000u));
+                   "buffers for a while", l->peer, s->rails[rail].info->domain_attr->name, (int)(FABRIC_RAIL_NS / 1000000000u),
+                   fabric_memlock_remedy(s, -FI_EAGAIN, remedy));
     }
 }
 
@@ -530,6 +532,7 @@ static void fabric_pull_ended(fabric_self *s, fabric_link *l) {
     } else if (!s->connects && s->host->now_ns(s->host) - in->since_ns > FABRIC_SLOW_NS) {
         in->checking = 1;
     } else {
+        l->no_reads_for_ns = 0;
         fabric_landing_end(s, l);
         fabric_turns(s, l);
     }

@@ -40,8 +40,9 @@ enum {
 #define FABRIC_SLOW_NS 20000000u     /* a read that took longer may have seen that, and is checked */
 #define FABRIC_CONNECT_NS 1000000000u /* for a connection to read by; then the peer is asked to send */
 #define FABRIC_RAIL_NS 3000000000u    /* the same for a read by an adapter, which connects when the peer looks; */
-#define FABRIC_NO_READS_NS 30000000000u /* then nothing is read from it for so long */
-#define FABRIC_UNHEARD_NS 5000000000u /* for a first message to go, before we say what may be wrong */
+#define FABRIC_NO_READS_NS 1000000000u /* then nothing is read from it for so long, then twice as long, */
+#define FABRIC_NO_READS_MOST_NS 32000000000u
+#define FABRIC_UNHEARD_NS 20000000000u /* for a first message to go, before we say what may be wrong */
 #define FABRIC_SUSPECT_NS 5000000000u /* for the provider to begin what it wants to be asked for again */
 #define FABRIC_STUCK_NS 1000000 /* until what the provider does not take is tried again */
 #define FABRIC_LINGER_NS 1000000000u /* for the last words to be heard, when an endpoint closes */
@@ -211,9 +212,8 @@ typedef struct fabric_link {
     int bye, told_bye;     /* the peer said it, and its number; we did */
     int bye_at_once;
     int heard_out;         /* the peer has heard all of ours, or wants nothing more */
-    int reached;           /* something has gone to it; else it has been tried */
-    uint64_t unheard_ns;   /* since then; */
-    uint64_t no_reads_ns;  /* until then nothing is read from it, as that could not be started */
+    int reached;           /* something has gone to it */
+    uint64_t no_reads_ns, no_reads_for_ns; /* until then nothing is read from it, as that could not be started; for so long */
     uint32_t bye_at;
     uint64_t bye_ns;       /* since then we try to say that it was heard; 0: not yet */
     int32_t sends, reads; /* operations of libfabric that are under way */
@@ -231,6 +231,7 @@ typedef struct fabric_get {
     int32_t peer, reading; /* reads that are under way */
     int failed;
     uint8_t *to;
+    uint64_t waits_ns; /* since then no read of it can be started; 0: one can */
     uint64_t from, key[FABRIC_RAILS_MAX], bytes, asked; /* asked: reads have been started up to here */
     void *cookie;
 } fabric_get;
@@ -267,7 +268,7 @@ typedef struct fabric_self {
     int stuck; /* the provider takes nothing now: to be tried again in a while */
     int again; /* a link waits to be served, at once */
     int faster;                 /* than the sockets of the core, as far as can be known before measuring */
-    int told_stranger, told_unequal, told_inner, told_registration, told_slots, told_locked, told_device, told_inject, told_unheard, told_reads;
+    int told_stranger, told_unequal, told_inner, told_registration, told_slots, told_locked, told_device, told_inject, told_unheard, told_reads, told_calls;
     const char *device;        /* a device plugin that is loaded; or NULL */
     const char *hmem_refused;  /* why the provider does not reach memory of that; NULL: it does */
     struct fabric_get *gets;

@@ -105,7 +105,9 @@ static bool ddl__pipe_advance(ddl_context *c, ddl_request *r) {
 static uint64_t ddl__data_bytes(const ddl_request *r) {
     const ddl__link *l = &r->group->context->links[ddl__world_rank(r)];
     const ddl_transport *table = l->endpoint != NULL ? l->endpoint->table : NULL;
-    bool longer = table != NULL && (table->flags & DDL_TRANSPORT_PULLS) != 0 && r->window == UINT64_MAX;
+    const ddl__settings *s = &r->group->context->settings;
+    bool in_place = !s->mac && !s->check_payload; /* else it is held elsewhere until it has been checked */
+    bool longer = in_place && table != NULL && (table->flags & DDL_TRANSPORT_PULLS) != 0 && r->window == UINT64_MAX;
     uint64_t most = DDL__FRAME_MAX_PAYLOAD;
     return longer ? DDL__MIN(DDL__MAX(l->data_bytes, most), table->max_payload_bytes) : most;
 }

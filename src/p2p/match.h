@@ -25,6 +25,7 @@ enum {
 };
 #define DDL__RIVAL_NS (1000 * DDL__NS_PER_MS)
 #define DDL__DATA_NS DDL__NS_PER_MS
+#define DDL__DATA_BYTES_PER_NS 100 /* more than any network carries */
 
 /* A message that nobody has asked for yet: its data, or the offer of it. */
 typedef struct ddl__unexpected {
@@ -187,12 +188,13 @@ static void ddl__send_data(ddl_context *c, ddl_request *r) {
     }
 }
 
-/* A frame has gone: the next may be longer, or is to be shorter again. */
+/* A frame has gone: the next may be longer, or is to be shorter again. Of several that a rank finds gone when it looks,
+ * those behind the first seem to have taken no time: nothing is learned of them. */
 static void ddl__data_went(ddl_context *c, const ddl_request *r, uint64_t bytes) {
     ddl__link *l = &c->links[ddl__world_rank(r)];
     uint64_t most = ddl__data_bytes(r), now = ddl__now_ns(), took = now - l->data_ns;
     l->data_ns = now;
-    if (bytes == most && took < DDL__DATA_NS) {
+    if (bytes == most && took < DDL__DATA_NS && took > bytes / DDL__DATA_BYTES_PER_NS) {
         l->data_bytes = DDL__MIN(2 * most, (uint64_t)DDL__FRAME_MAX_DATA);
     } else if (bytes == most && took > 4 * DDL__DATA_NS) {
         l->data_bytes = DDL__MAX(most / 2, (uint64_t)DDL__FRAME_MAX_PAYLOAD);
@@ -204,11 +206,11 @@ static void ddl__send_data_done(ddl_context *c, ddl__outgoing *out, ddl_status s
     if (r->state != DDL__REQUEST_ACTIVE) {
         return;
     }
-    ddl__data_went(c, r, out->message.payload_bytes);
     r->lent &= out == &r->out ? 2 : 1;
     if (status < 0 || r->unsent < 0) {
         ddl__send_broke(r, status);
     } else {
+        ddl__data_went(c, r, out->message.payload_bytes);
         ddl__send_data(c, r);
     }
 }

@@ -92,7 +92,7 @@ FUZZ_QUIET static fuzz *fuzz_of(const ddl_host *host) { return (fuzz *)(uintptr_
 
 FUZZ_QUIET static void *fuzz_alloc(const ddl_host *host, size_t bytes) {
     fuzz *f = fuzz_of(host);
-    REQUIRE(bytes < 8u << 20);
+    REQUIRE(bytes <= FABRIC_PART);
     if (f->fail_in > 0 && --f->fail_in == 0) {
         return NULL;
     }
