@@ -27,7 +27,8 @@
 /* What is written here is in all libraries from 1.14 to 2.x. Of one that has it, 1.18 is asked for: asked for less, EFA
  * does not read by the adapter of its first two kinds, and reaches no memory of GPUs there (efa_rdm_get_use_device_rdma in
  * prov/efa/src/rdm/efa_rdm_util.c). But never more than the headers are of: by that number the library tells how long our
- * structs are (fi_mr_attr grows from version to version), and may read behind the end of shorter ones. */
+ * structs are, and one of a later version would be right to read more than there is (up to 1.19 none does: pull request 8826 of
+ * libfabric, which reads hmem_data of fi_mr_attr from then on). */
 #define FABRIC_API_LEAST FI_VERSION(1, 14)
 #define FABRIC_API_MOST FI_VERSION(1, 18)
 #define FABRIC_API_HEADERS FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION)
