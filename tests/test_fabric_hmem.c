@@ -143,6 +143,14 @@ TEST(registrations_and_reads_that_fail) {
     CHECK_EQ(fabric_transport.get(e[1].self, 0, to, here, &key, 0, 5000, &key), DDL_IN_PROGRESS);
     DRIVE(e, 2, transferred.count == 1) {}
     CHECK_EQ(transferred.status[0], DDL_ERR_SYSTEM);
+    hmem.fail_reads = 1 << 30; /* an adapter that does not reach the peer's wants it to be repeated, for ever: after 3 s it has failed */
+    hmem.read_code = -FI_EAGAIN;
+    double start = test_now_s();
+    CHECK_EQ(fabric_transport.get(e[1].self, 0, to, here, &key, 0, 5000, &key), DDL_IN_PROGRESS);
+    DRIVE(e, 2, transferred.count == 2) {}
+    CHECK(test_now_s() - start >= 3);
+    CHECK_EQ(transferred.status[1], DDL_ERR_SYSTEM);
+    hmem.fail_reads = 0;
     fabric_transport.memory_release(e[0].self, there);
     fabric_transport.memory_release(e[1].self, here);
     CHECK_EQ(fabric_transport.memory_register_on(e[0].self, "other", 0, from, 5000, &there, &key), DDL_ERR_UNSUPPORTED);
