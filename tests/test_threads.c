@@ -297,10 +297,8 @@ static void late_reductions(ddl_group *w, void *arg) {
     OK(ddl_barrier(w));
 }
 
-TEST(a_thread_that_sleeps_is_woken_by_a_collective) {
-    world_threads(2, late_reductions, NULL);
-    world_fork(2, late_reductions, NULL, 40);
-}
+TEST(a_thread_that_sleeps_is_woken_by_a_collective) { world_threads(2, late_reductions, NULL); }
+TEST(a_process_that_sleeps_is_woken_by_a_collective) { world_fork(2, late_reductions, NULL, 40); }
 
 static atomic_int waiting_threads;
 
