@@ -14738,7 +14738,7 @@ typedef struct ddl__link {
     uint64_t missed_ns; /* when it was missed, or left */
     uint64_t latency_ns, bytes_per_s;
     uint64_t data_bytes; /* of a frame of DATA to it, at most: see ddl__data_bytes */
-    uint64_t data_ns;    /* when the one under way began */
+    uint64_t data_ns;    /* when the last one had gone */
     ddl__mac mac_out, mac_in; /* with DDL_MAC: of frames to it and from it */
     ddl_rank_stats stats;
     float pace[DDL__PACE_KEPT]; /* bytes per second of large messages from it */
@@ -19933,6 +19933,7 @@ struct ddl_request {
     uint8_t lent;   /* frames of its data that are the transport's: 1 by out, 2 by out_next */
     ddl_status unsent; /* why one of them could not be sent; DDL_OK: all were */
     uint64_t window; /* a sender may send the bytes before this one: 0 before it was asked for them */
+    uint64_t longest; /* frame of data that its receiver takes */
     ddl__pipe *pipe; /* of a message that goes through pinned memory in chunks; NULL: it does not */
     bool fetching;   /* the receiver copies it from the sender's device: see devices.h */
     bool getting;    /* ... and that copy is under way */
@@ -19942,6 +19943,7 @@ struct ddl_request {
     ddl__outgoing out;
     /* from here: not cleared for a new request */
     ddl__outgoing out_next;
+    uint64_t lent_ns[2]; /* when the one by out, and by out_next, was lent */
     ddl_tensor tensor; /* of one that is not packed only its type is set */
     ddl_memory_key key; /* of the sender's memory, while it is fetched */
 };
@@ -20724,16 +20726,22 @@ static bool ddl__pipe_advance(ddl_context *c, ddl_request *r) {
     return true;
 }
 
-/* How much of a message one frame may have. Each costs both sides a message, and what comes behind it waits: where
- * receivers read, as much as took them about a millisecond the last time. Who receives in pieces has no more room. */
+/* The longest frame of its data that a rank takes, or can send: where receivers read, into the tensor itself. Data that
+ * goes through a pipe, or that is held elsewhere until it has been checked, has no more room. */
+static uint64_t ddl__data_longest(const ddl_request *r) {
+    const ddl__endpoint *e = r->group->context->links[ddl__world_rank(r)].endpoint;
+    const ddl__settings *s = &r->group->context->settings;
+    bool in_place = r->pipe == NULL && !s->mac && !s->check_payload;
+    bool longer = in_place && e != NULL && (e->table->flags & DDL_TRANSPORT_PULLS) != 0;
+    return longer ? e->table->max_payload_bytes : DDL__FRAME_MAX_PAYLOAD;
+}
+
+/* How much of a message one frame may have. Each costs both sides a message, and what comes behind it waits: as much as
+ * took about a millisecond the last time. */
 static uint64_t ddl__data_bytes(const ddl_request *r) {
     const ddl__link *l = &r->group->context->links[ddl__world_rank(r)];
-    const ddl_transport *table = l->endpoint != NULL ? l->endpoint->table : NULL;
-    const ddl__settings *s = &r->group->context->settings;
-    bool in_place = !s->mac && !s->check_payload; /* else it is held elsewhere until it has been checked */
-    bool longer = in_place && table != NULL && (table->flags & DDL_TRANSPORT_PULLS) != 0 && r->window == UINT64_MAX;
-    uint64_t most = DDL__FRAME_MAX_PAYLOAD;
-    return longer ? DDL__MIN(DDL__MAX(l->data_bytes, most), table->max_payload_bytes) : most;
+    uint64_t most = DDL__MIN(r->longest, ddl__data_longest(r));
+    return DDL__MIN(DDL__MAX(l->data_bytes, (uint64_t)DDL__FRAME_MAX_PAYLOAD), most);
 }
 
 /* What can be sent now, and how much of it. */
@@ -20745,13 +20753,14 @@ static const char *ddl__send_at(const ddl_request *r, uint64_t *out_bytes) {
     return at;
 }
 
-/* Asks for data, or for more of it: up to which byte there is room. */
+/* Asks for data, or for more of it: up to which byte there is room, and in how long frames. */
 static ddl_status ddl__ask_data(ddl_context *c, const ddl_request *r, uint16_t flags) {
-    uint8_t payload[24];
+    uint8_t payload[32];
     ddl__writer w = ddl__writer_of(payload, sizeof payload);
     ddl__put_u64(&w, r->remote);
     ddl__put_u64(&w, ddl__request_cookie(r));
     ddl__put_u64(&w, r->pipe != NULL ? ddl__pipe_end(r->pipe) : UINT64_MAX);
+    ddl__put_u64(&w, ddl__data_longest(r));
     ddl__frame f = {.type = DDL__FRAME_CTS, .flags = flags, .group = r->group->id, .epoch = r->group->epoch};
     return ddl__tell(c, ddl__world_rank(r), f, payload, sizeof payload);
 }
@@ -21118,8 +21127,7 @@ static void ddl__send_data(ddl_context *c, ddl_request *r) {
         r->moved += bytes;
         ddl_status status = ddl__post(c, ddl__world_rank(r), out, &f, at);
         if (status == DDL_IN_PROGRESS) {
-            ddl__link *l = &c->links[ddl__world_rank(r)];
-            l->data_ns = r->lent == 0 ? ddl__now_ns() : l->data_ns; /* else it begins when the one before it is over */
+            r->lent_ns[out != &r->out] = ddl__now_ns();
             r->lent |= out == &r->out ? 1 : 2;
         }
         if (status < 0) {
@@ -21129,16 +21137,18 @@ static void ddl__send_data(ddl_context *c, ddl_request *r) {
     }
 }
 
-/* A frame has gone: the next may be longer, or is to be shorter again. Of several that a rank finds gone when it looks,
- * those behind the first seem to have taken no time: nothing is learned of them. */
-static void ddl__data_went(ddl_context *c, const ddl_request *r, uint64_t bytes) {
+/* A frame has gone: the next may be longer, or is to be shorter. It took the time since the one before it had gone, of
+ * whatever message. Of several that a rank finds gone when it looks, those behind the first seem to have taken none:
+ * nothing is learned of them. */
+static void ddl__data_went(ddl_context *c, const ddl_request *r, const ddl__outgoing *out) {
     ddl__link *l = &c->links[ddl__world_rank(r)];
-    uint64_t most = ddl__data_bytes(r), now = ddl__now_ns(), took = now - l->data_ns;
+    uint64_t bytes = out->message.payload_bytes, least = DDL__FRAME_MAX_PAYLOAD, now = ddl__now_ns();
+    uint64_t took = now - DDL__MAX(r->lent_ns[out != &r->out], l->data_ns);
     l->data_ns = now;
-    if (bytes == most && took < DDL__DATA_NS && took > bytes / DDL__DATA_BYTES_PER_NS) {
-        l->data_bytes = DDL__MIN(2 * most, (uint64_t)DDL__FRAME_MAX_DATA);
-    } else if (bytes == most && took > 4 * DDL__DATA_NS) {
-        l->data_bytes = DDL__MAX(most / 2, (uint64_t)DDL__FRAME_MAX_PAYLOAD);
+    if (took > 4 * DDL__DATA_NS && bytes > least) {
+        l->data_bytes = DDL__MIN(l->data_bytes, DDL__MAX(bytes / 2, least));
+    } else if (took < DDL__DATA_NS && took > bytes / DDL__DATA_BYTES_PER_NS && bytes == ddl__data_bytes(r)) {
+        l->data_bytes = DDL__MIN(2 * bytes, (uint64_t)DDL__FRAME_MAX_DATA);
     }
 }
 
@@ -21151,7 +21161,7 @@ static void ddl__send_data_done(ddl_context *c, ddl__outgoing *out, ddl_status s
     if (status < 0 || r->unsent < 0) {
         ddl__send_broke(r, status);
     } else {
-        ddl__data_went(c, r, out->message.payload_bytes);
+        ddl__data_went(c, r, out);
         ddl__send_data(c, r);
     }
 }
@@ -21661,6 +21671,7 @@ static void ddl__send_ready(ddl_context *c, const ddl_request *r) {
 static ddl_status ddl__on_cts(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
     ddl__reader in = ddl__reader_of(payload, f->bytes);
     uint64_t mine = ddl__get_u64(&in), theirs = ddl__get_u64(&in), window = ddl__get_u64(&in);
+    uint64_t longest = f->bytes > 24 ? ddl__get_u64(&in) : 0; /* an older ddl.h does not say it */
     uint16_t kind = f->flags & (uint16_t)~DDL__FRAME_FLAG_CRC;
     ddl_request *r = ddl__request_of(c, mine);
     if (in.bad) {
@@ -21691,6 +21702,7 @@ static ddl_status ddl__on_cts(ddl_context *c, int32_t peer, const ddl__frame *f,
         }
     } else {
         r->window = DDL__MAX(r->window, DDL__MAX(window, 1));
+        r->longest = DDL__MAX(longest, (uint64_t)DDL__FRAME_MAX_PAYLOAD);
         if (more) {
             ddl__send_data(c, r);
         } else {

@@ -44,37 +44,58 @@ static void both_ways(ddl_context *c, int rank, pull *w) {
     free(theirs);
 }
 
-/* As if a part of so many bytes had taken so long. */
-static void went(ddl_context *c, const ddl_request *r, uint64_t bytes, uint64_t ns) {
+/* As if a frame of so many bytes had gone that was lent some nanoseconds ago; the one before had gone `idle` ago. */
+static void went(ddl_context *c, ddl_request *r, uint64_t bytes, uint64_t ns, uint64_t idle) {
     ddl__link *l = &c->links[ddl__world_rank(r)];
     uint64_t before = l->data_bytes, begun;
+    r->out.message.payload_bytes = bytes;
     do { /* once more when this thread lost its core meanwhile */
         l->data_bytes = before;
         begun = ddl__now_ns();
-        l->data_ns = begun - ns;
-        ddl__data_went(c, r, bytes);
+        r->lent_ns[0] = begun - ns;
+        l->data_ns = begun - idle;
+        ddl__data_went(c, r, &r->out);
     } while (ddl__now_ns() - begun > 500000);
 }
 
 static void lengths(ddl_context *c, int rank, const pull *w) {
-    ddl_request r = {.group = ddl_world(c), .peer = 1 - rank, .window = UINT64_MAX};
+    enum { US = 1000, MS = 1000 * US, LONG_AGO = 1000 * MS, LEAST = 1 << 20 };
+    ddl_request r = {.group = ddl_world(c), .peer = 1 - rank, .longest = UINT64_MAX};
     ddl__link *l = &c->links[1 - rank];
     l->data_bytes = 0;
     for (int k = 0; k < 6; k++) {
         CHECK_EQ(ddl__data_bytes(&r), DDL__MIN(1u << (20 + k), w->longest));
-        went(c, &r, ddl__data_bytes(&r), 300000);
+        went(c, &r, ddl__data_bytes(&r), 300 * US, LONG_AGO);
     }
-    went(c, &r, w->longest, 3000000); /* neither quick nor slow */
+    went(c, &r, w->longest, 3 * MS, LONG_AGO); /* neither quick nor slow */
     CHECK_EQ(ddl__data_bytes(&r), w->longest);
-    went(c, &r, w->longest - 1, 9000000); /* the end of a message */
+    went(c, &r, LEAST, 9 * MS, LONG_AGO); /* the end of a message */
     CHECK_EQ(ddl__data_bytes(&r), w->longest);
-    r.window = 1 << 23; /* a receiver that takes piece by piece */
-    CHECK_EQ(ddl__data_bytes(&r), 1 << 20);
-    r.window = UINT64_MAX;
     for (int k = 0; k < 6; k++) {
-        went(c, &r, ddl__data_bytes(&r), 5000000);
-        CHECK_EQ(ddl__data_bytes(&r), DDL__MAX(w->longest >> (k + 1), 1u << 20));
+        went(c, &r, ddl__data_bytes(&r), 5 * MS, LONG_AGO);
+        CHECK_EQ(ddl__data_bytes(&r), DDL__MAX(w->longest >> (k + 1), LEAST));
     }
+    /* Two messages at once: each frame takes the time since the one before it had gone, whenever its message began. */
+    went(c, &r, LEAST, 300 * US, LONG_AGO);
+    went(c, &r, ddl__data_bytes(&r), 5 * MS, 300 * US);
+    CHECK_EQ(ddl__data_bytes(&r), DDL__MIN(4 * LEAST, w->longest));
+    l->data_bytes = 0;
+    for (int k = 0; k < 6; k++) {
+        went(c, &r, LEAST, (9 + 9 * (k % 2)) * MS, 9 * MS);
+        CHECK_EQ(ddl__data_bytes(&r), LEAST);
+    }
+    /* A message that is shorter than a frame may be. */
+    l->data_bytes = DDL__FRAME_MAX_DATA;
+    went(c, &r, 3 * LEAST, 300 * US, LONG_AGO);
+    CHECK_EQ(l->data_bytes, DDL__FRAME_MAX_DATA);
+    went(c, &r, 4 * LEAST, 5 * MS, LONG_AGO);
+    CHECK_EQ(l->data_bytes, 2 * LEAST);
+    /* What the receiver takes. */
+    l->data_bytes = DDL__FRAME_MAX_DATA;
+    r.longest = 2 * LEAST;
+    CHECK_EQ(ddl__data_bytes(&r), DDL__MIN(2 * LEAST, w->longest));
+    r.longest = LEAST;
+    CHECK_EQ(ddl__data_bytes(&r), LEAST);
     l->data_bytes = w->longest; /* what is sent next goes in such parts */
     for (uint64_t bytes = 1 << 20; bytes <= 1 << 24; bytes *= 2) { /* what comes is no longer than the transport says */
         uint8_t header[DDL__FRAME_BYTES];
@@ -84,6 +105,38 @@ static void lengths(ddl_context *c, int rank, const pull *w) {
                  bytes <= l->endpoint->table->max_payload_bytes ? DDL_OK : DDL_ERR_CORRUPT);
     }
     CHECK(l->endpoint->table->max_payload_bytes >= w->longest);
+}
+
+static ddl_status cts_of_an_older_header(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
+    ddl__frame older = *f;
+    CHECK(f->bytes == 32);
+    older.bytes = 24;
+    return ddl__on_cts(c, peer, &older, payload);
+}
+
+/* A receiver that does not say how long frames it takes gets such as all take. */
+static void of_an_older_header(ddl_context *c, int rank, pull *w) {
+    static char data[2][3 << 20];
+    ddl_group *g = ddl_world(c);
+    ddl_request *r;
+    uint64_t longest = 0;
+    ddl_status status;
+    if (rank == 0) {
+        memset(data[0], 7, sizeof data[0]);
+        c->handlers[DDL__FRAME_CTS].deliver = cts_of_an_older_header;
+        c->links[1].data_bytes = DDL__FRAME_MAX_DATA;
+        CHECK_EQ(ddl_isend(g, ddl_tensor_1d(data[0], DDL_U8, sizeof data[0]), 1, 4, &r), DDL_OK);
+        do {
+            longest = w->pulls && r->lent != 0 ? DDL__MAX(longest, r->out.message.payload_bytes) : longest;
+        } while ((status = ddl_test(&r, NULL)) == DDL_IN_PROGRESS);
+        CHECK_EQ(status, DDL_OK);
+        CHECK_EQ(longest, w->pulls ? DDL__FRAME_MAX_PAYLOAD : 0);
+        c->handlers[DDL__FRAME_CTS].deliver = ddl__on_cts;
+    } else {
+        memset(data[1], 0xee, sizeof data[1]);
+        CHECK_EQ(ddl_recv(g, ddl_tensor_1d(data[1], DDL_U8, sizeof data[1]), 0, 4, NULL), DDL_OK);
+        CHECK(data[1][0] == 7 && memcmp(data[1], data[1] + 1, sizeof data[1] - 1) == 0);
+    }
 }
 
 /* The receiver accepts and then looks no more, until the sender's deadline has passed. */
@@ -199,6 +252,7 @@ static void rank_main(int rank, int n, void *arg) {
     both_ways(c, rank, w);
     lengths(c, rank, w);
     both_ways(c, rank, w);
+    of_an_older_header(c, rank, w);
     unasked(c, rank, w->pulls);
     beside(c, rank, w);
     if (w->pulls) { /* over TCP the kernel may have taken all */

@@ -122,7 +122,7 @@ typedef struct ddl__link {
     uint64_t missed_ns; /* when it was missed, or left */
     uint64_t latency_ns, bytes_per_s;
     uint64_t data_bytes; /* of a frame of DATA to it, at most: see ddl__data_bytes */
-    uint64_t data_ns;    /* when the one under way began */
+    uint64_t data_ns;    /* when the last one had gone */
     ddl__mac mac_out, mac_in; /* with DDL_MAC: of frames to it and from it */
     ddl_rank_stats stats;
     float pace[DDL__PACE_KEPT]; /* bytes per second of large messages from it */

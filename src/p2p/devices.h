@@ -100,16 +100,22 @@ static bool ddl__pipe_advance(ddl_context *c, ddl_request *r) {
     return true;
 }
 
-/* How much of a message one frame may have. Each costs both sides a message, and what comes behind it waits: where
- * receivers read, as much as took them about a millisecond the last time. Who receives in pieces has no more room. */
+/* The longest frame of its data that a rank takes, or can send: where receivers read, into the tensor itself. Data that
+ * goes through a pipe, or that is held elsewhere until it has been checked, has no more room. */
+static uint64_t ddl__data_longest(const ddl_request *r) {
+    const ddl__endpoint *e = r->group->context->links[ddl__world_rank(r)].endpoint;
+    const ddl__settings *s = &r->group->context->settings;
+    bool in_place = r->pipe == NULL && !s->mac && !s->check_payload;
+    bool longer = in_place && e != NULL && (e->table->flags & DDL_TRANSPORT_PULLS) != 0;
+    return longer ? e->table->max_payload_bytes : DDL__FRAME_MAX_PAYLOAD;
+}
+
+/* How much of a message one frame may have. Each costs both sides a message, and what comes behind it waits: as much as
+ * took about a millisecond the last time. */
 static uint64_t ddl__data_bytes(const ddl_request *r) {
     const ddl__link *l = &r->group->context->links[ddl__world_rank(r)];
-    const ddl_transport *table = l->endpoint != NULL ? l->endpoint->table : NULL;
-    const ddl__settings *s = &r->group->context->settings;
-    bool in_place = !s->mac && !s->check_payload; /* else it is held elsewhere until it has been checked */
-    bool longer = in_place && table != NULL && (table->flags & DDL_TRANSPORT_PULLS) != 0 && r->window == UINT64_MAX;
-    uint64_t most = DDL__FRAME_MAX_PAYLOAD;
-    return longer ? DDL__MIN(DDL__MAX(l->data_bytes, most), table->max_payload_bytes) : most;
+    uint64_t most = DDL__MIN(r->longest, ddl__data_longest(r));
+    return DDL__MIN(DDL__MAX(l->data_bytes, (uint64_t)DDL__FRAME_MAX_PAYLOAD), most);
 }
 
 /* What can be sent now, and how much of it. */
@@ -121,13 +127,14 @@ static const char *ddl__send_at(const ddl_request *r, uint64_t *out_bytes) {
     return at;
 }
 
-/* Asks for data, or for more of it: up to which byte there is room. */
+/* Asks for data, or for more of it: up to which byte there is room, and in how long frames. */
 static ddl_status ddl__ask_data(ddl_context *c, const ddl_request *r, uint16_t flags) {
-    uint8_t payload[24];
+    uint8_t payload[32];
     ddl__writer w = ddl__writer_of(payload, sizeof payload);
     ddl__put_u64(&w, r->remote);
     ddl__put_u64(&w, ddl__request_cookie(r));
     ddl__put_u64(&w, r->pipe != NULL ? ddl__pipe_end(r->pipe) : UINT64_MAX);
+    ddl__put_u64(&w, ddl__data_longest(r));
     ddl__frame f = {.type = DDL__FRAME_CTS, .flags = flags, .group = r->group->id, .epoch = r->group->epoch};
     return ddl__tell(c, ddl__world_rank(r), f, payload, sizeof payload);
 }

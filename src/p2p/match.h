@@ -177,8 +177,7 @@ static void ddl__send_data(ddl_context *c, ddl_request *r) {
         r->moved += bytes;
         ddl_status status = ddl__post(c, ddl__world_rank(r), out, &f, at);
         if (status == DDL_IN_PROGRESS) {
-            ddl__link *l = &c->links[ddl__world_rank(r)];
-            l->data_ns = r->lent == 0 ? ddl__now_ns() : l->data_ns; /* else it begins when the one before it is over */
+            r->lent_ns[out != &r->out] = ddl__now_ns();
             r->lent |= out == &r->out ? 1 : 2;
         }
         if (status < 0) {
@@ -188,16 +187,18 @@ static void ddl__send_data(ddl_context *c, ddl_request *r) {
     }
 }
 
-/* A frame has gone: the next may be longer, or is to be shorter again. Of several that a rank finds gone when it looks,
- * those behind the first seem to have taken no time: nothing is learned of them. */
-static void ddl__data_went(ddl_context *c, const ddl_request *r, uint64_t bytes) {
+/* A frame has gone: the next may be longer, or is to be shorter. It took the time since the one before it had gone, of
+ * whatever message. Of several that a rank finds gone when it looks, those behind the first seem to have taken none:
+ * nothing is learned of them. */
+static void ddl__data_went(ddl_context *c, const ddl_request *r, const ddl__outgoing *out) {
     ddl__link *l = &c->links[ddl__world_rank(r)];
-    uint64_t most = ddl__data_bytes(r), now = ddl__now_ns(), took = now - l->data_ns;
+    uint64_t bytes = out->message.payload_bytes, least = DDL__FRAME_MAX_PAYLOAD, now = ddl__now_ns();
+    uint64_t took = now - DDL__MAX(r->lent_ns[out != &r->out], l->data_ns);
     l->data_ns = now;
-    if (bytes == most && took < DDL__DATA_NS && took > bytes / DDL__DATA_BYTES_PER_NS) {
-        l->data_bytes = DDL__MIN(2 * most, (uint64_t)DDL__FRAME_MAX_DATA);
-    } else if (bytes == most && took > 4 * DDL__DATA_NS) {
-        l->data_bytes = DDL__MAX(most / 2, (uint64_t)DDL__FRAME_MAX_PAYLOAD);
+    if (took > 4 * DDL__DATA_NS && bytes > least) {
+        l->data_bytes = DDL__MIN(l->data_bytes, DDL__MAX(bytes / 2, least));
+    } else if (took < DDL__DATA_NS && took > bytes / DDL__DATA_BYTES_PER_NS && bytes == ddl__data_bytes(r)) {
+        l->data_bytes = DDL__MIN(2 * bytes, (uint64_t)DDL__FRAME_MAX_DATA);
     }
 }
 
@@ -210,7 +211,7 @@ static void ddl__send_data_done(ddl_context *c, ddl__outgoing *out, ddl_status s
     if (status < 0 || r->unsent < 0) {
         ddl__send_broke(r, status);
     } else {
-        ddl__data_went(c, r, out->message.payload_bytes);
+        ddl__data_went(c, r, out);
         ddl__send_data(c, r);
     }
 }
@@ -720,6 +721,7 @@ static void ddl__send_ready(ddl_context *c, const ddl_request *r) {
 static ddl_status ddl__on_cts(ddl_context *c, int32_t peer, const ddl__frame *f, const void *payload) {
     ddl__reader in = ddl__reader_of(payload, f->bytes);
     uint64_t mine = ddl__get_u64(&in), theirs = ddl__get_u64(&in), window = ddl__get_u64(&in);
+    uint64_t longest = f->bytes > 24 ? ddl__get_u64(&in) : 0; /* an older ddl.h does not say it */
     uint16_t kind = f->flags & (uint16_t)~DDL__FRAME_FLAG_CRC;
     ddl_request *r = ddl__request_of(c, mine);
     if (in.bad) {
@@ -750,6 +752,7 @@ static ddl_status ddl__on_cts(ddl_context *c, int32_t peer, const ddl__frame *f,
         }
     } else {
         r->window = DDL__MAX(r->window, DDL__MAX(window, 1));
+        r->longest = DDL__MAX(longest, (uint64_t)DDL__FRAME_MAX_PAYLOAD);
         if (more) {
             ddl__send_data(c, r);
         } else {

@@ -73,6 +73,7 @@ struct ddl_request {
     uint8_t lent;   /* frames of its data that are the transport's: 1 by out, 2 by out_next */
     ddl_status unsent; /* why one of them could not be sent; DDL_OK: all were */
     uint64_t window; /* a sender may send the bytes before this one: 0 before it was asked for them */
+    uint64_t longest; /* frame of data that its receiver takes */
     ddl__pipe *pipe; /* of a message that goes through pinned memory in chunks; NULL: it does not */
     bool fetching;   /* the receiver copies it from the sender's device: see devices.h */
     bool getting;    /* ... and that copy is under way */
@@ -82,6 +83,7 @@ struct ddl_request {
     ddl__outgoing out;
     /* from here: not cleared for a new request */
     ddl__outgoing out_next;
+    uint64_t lent_ns[2]; /* when the one by out, and by out_next, was lent */
     ddl_tensor tensor; /* of one that is not packed only its type is set */
     ddl_memory_key key; /* of the sender's memory, while it is fetched */
 };
