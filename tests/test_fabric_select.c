@@ -56,12 +56,25 @@ static int made_up_getifaddrs(struct ifaddrs **list) {
 }
 
 static struct fi_info *made_up_dupinfo(const struct fi_info *info) {
-    static struct fi_info copies[FABRIC_RAILS_MAX];
+    static struct fi_info copies[FABRIC_RAILS_MAX], hints;
+    static struct fi_ep_attr ep;
+    static struct fi_domain_attr domain;
+    if (info == NULL) {
+        hints = (struct fi_info){.ep_attr = &ep, .domain_attr = &domain};
+        return &hints;
+    }
     copies[here->s.rail_count] = *info;
     return &copies[here->s.rail_count];
 }
 
 static void made_up_freeinfo(struct fi_info *info) { (void)info; }
+
+static int made_up_getinfo(uint32_t api, const char *node, const char *service, uint64_t flags, const struct fi_info *hints,
+                           struct fi_info **out) {
+    (void)api, (void)node, (void)service, (void)flags, (void)hints;
+    *out = here->info;
+    return 0;
+}
 
 /* Writes a file of the made-up /sys, with its folders. */
 static void sys_file(const char *path, const char *text) {
@@ -82,6 +95,7 @@ static machine *machine_make(void) {
     m->s.host = &m->e.host;
     m->s.lib.dupinfo = made_up_dupinfo;
     m->s.lib.freeinfo = made_up_freeinfo;
+    m->s.lib.getinfo = made_up_getinfo;
     snprintf(m->folder, sizeof m->folder, "/tmp/ddl-select-XXXXXX");
     CHECK(mkdtemp(m->folder) != NULL && chdir(m->folder) == 0);
     return m;
@@ -148,6 +162,17 @@ static void is_of_infiniband(machine *m, struct fi_info *info, const char prefix
     info->addr_format = FI_SOCKADDR_IB;
     info->src_addr = at;
     info->src_addrlen = 48;
+}
+
+/* As libfabric 2.x describes an adapter of EFA, once for each kind of endpoint: what differs is the name of the fabric. */
+static void is_of_efa(machine *m, const char *kind, const char *domain, char gid) {
+    struct fi_info *info = adapter(m, "efa", domain, "-", NULL);
+    int i = (int)(info - m->info);
+    memset(&m->at[i], gid, 32);
+    m->fabric[i].name = (char *)(uintptr_t)kind;
+    info->addr_format = FI_ADDR_EFA;
+    info->src_addr = &m->at[i];
+    info->src_addrlen = 32;
 }
 
 /* What was taken, by its domain; "" when nothing was. */
@@ -427,12 +452,50 @@ TEST(sockets_take_no_turns) {
 TEST(adapters_of_efa_are_in_one_network) {
     machine *m = machine_make();
     adapter(m, "efa", "rdmap0", "-", NULL);
-    adapter(m, "efa", "rdmap1", "-", NULL);
-    m->fabric[1].name = (char *)(uintptr_t) "efa-direct"; /* that kind of endpoint is not taken */
     adapter(m, "efa", "rdmap2", "-", NULL);
     takes(m, others, 0, "0");
     takes(m, others, 1, "2");
     takes(m, others, 2, "0");
+    machine_free(m);
+}
+
+/* efa-direct comes first, with the same domain and address. */
+TEST(efa_is_taken_behind_the_kind_of_endpoint_that_it_lists_first) {
+    machine *m = machine_make();
+    fabric_wish w = others;
+    is_of_efa(m, "efa-direct", "rdmap0-rdm", 1);
+    is_of_efa(m, "efa-direct", "rdmap1-rdm", 2);
+    CHECK_EQ(strcmp(taken(m, w, 0), ""), 0); /* alone it is not taken */
+    is_of_efa(m, "efa", "rdmap0-rdm", 1);
+    is_of_efa(m, "efa", "rdmap1-rdm", 2);
+    w.rails = 2;
+    for (int rail = 0; rail < 2; rail++) {
+        CHECK_EQ(strcmp(taken(m, w, rail), rail == 0 ? "rdmap0-rdm" : "rdmap1-rdm"), 0);
+        CHECK(rail < m->s.rail_count && m->s.rails[rail].info->fabric_attr == &m->fabric[2 + rail]);
+    }
+    w.rails = 1;
+    w.turn = 1;
+    w.domain = "rdmap1-rdm"; /* nor is it by its name */
+    CHECK_EQ(strcmp(taken(m, w, 0), "rdmap1-rdm"), 0);
+    CHECK(m->s.rail_count == 1 && m->s.rails[0].info->fabric_attr == &m->fabric[3]);
+    CHECK_STR(m->e.log, "efa on rdmap0-rdm (-): it is efa-direct");
+    CHECK_STR(m->e.log, "efa on rdmap1-rdm (-): is taken");
+    CHECK(strstr(m->e.log, "efa: only looked at") == NULL);
+    machine_free(m);
+}
+
+TEST(memory_of_devices_is_asked_of_the_kind_of_endpoint_that_was_taken) {
+    machine *m = machine_make();
+    is_of_efa(m, "efa-direct", "rdmap0-rdm", 1);
+    is_of_efa(m, "efa", "rdmap0-rdm", 1);
+    m->s.rails[0].info = &m->info[1];
+    m->s.rail_count = 1;
+    CHECK(fabric_hmem_ask(&m->s, &m->s.rails[0]) == NULL);
+    CHECK(m->s.rails[0].info->fabric_attr == &m->fabric[1]);
+    m->info[0].next = NULL; /* EFA itself has no FI_HMEM */
+    m->s.rails[0].info = &m->info[1];
+    CHECK(fabric_hmem_ask(&m->s, &m->s.rails[0]) != NULL);
+    CHECK(m->s.rails[0].info == &m->info[1]);
     machine_free(m);
 }
 

@@ -14,10 +14,6 @@ static int fabric_provider_is(const struct fi_info *info, const char *name) {
     if (provider == NULL || strncmp(provider, name, bytes) != 0) {
         return 0;
     }
-    /* EFA offers a second kind of endpoint without reads of any length. */
-    if (info->fabric_attr->name != NULL && strcmp(info->fabric_attr->name, "efa-direct") == 0) {
-        return 0;
-    }
     return provider[bytes] == 0 || strcmp(provider + bytes, ";ofi_rxm") == 0;
 }
 

@@ -240,6 +240,12 @@ static int fabric_is_again(const struct fi_info *info) {
     return again && fabric_provider_is(info, "verbs");
 }
 
+/* EFA of libfabric 2.x lists each adapter first by a kind of endpoint whose messages are no longer than a packet, with domain and address of
+ * the other kind: the name of the fabric differs (efa_util_prov_initialize in prov/efa/src/efa_prov.c). */
+static int fabric_is_direct(const struct fi_info *info) {
+    return info->fabric_attr->name != NULL && strcmp(info->fabric_attr->name, "efa-direct") == 0;
+}
+
 /* >>judging */
 
 /* Why a candidate is not taken; NULL: it may be. */
@@ -252,6 +258,9 @@ static const char *fabric_refusal(const fabric_wish *w, const struct fi_info *in
     }
     if (w->domain == NULL && fabric_is_again(info)) {
         return "it is an adapter that is listed without -xrc or -dgram too, and counts once; DDL_FABRIC_DOMAIN chooses it all the same";
+    }
+    if (fabric_is_direct(info)) {
+        return "it is efa-direct, whose messages are no longer than a packet; the adapter is listed as efa, too";
     }
     int sockets = fabric_is_sockets(info);
     if (!sockets && !w->authenticated) {
@@ -300,8 +309,10 @@ static void fabric_tell(fabric_self *s, const struct fi_info *info, const char *
     fabric_log(s, DDL_LOG_INFO, "%s on %s (%s): %s", info->fabric_attr->prov_name, fabric_domain_name(info), text, verdict);
 }
 
+/* By one kind of endpoint. */
 static int fabric_same_adapter(const struct fi_info *a, const struct fi_info *b) {
-    return strcmp(a->fabric_attr->prov_name, b->fabric_attr->prov_name) == 0 && a->domain_attr->name != NULL &&
+    return strcmp(a->fabric_attr->prov_name, b->fabric_attr->prov_name) == 0 &&
+           fabric_is_direct(a) == fabric_is_direct(b) && a->domain_attr->name != NULL &&
            b->domain_attr->name != NULL && strcmp(a->domain_attr->name, b->domain_attr->name) == 0 &&
            a->src_addrlen == b->src_addrlen &&
            (a->src_addr == NULL || memcmp(a->src_addr, b->src_addr, a->src_addrlen) == 0);
