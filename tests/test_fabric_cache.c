@@ -306,6 +306,37 @@ TEST(large_allocations_are_registered_in_parts_within_the_bound_of_bytes) {
     munmap(to, ROOM);
 }
 
+/* Each rail pins the memory once more, and the kernel counts it once more. */
+TEST(the_bound_of_bytes_counts_each_rail) {
+    NEED_LIBFABRIC();
+    endpoint *e = begin(2, "FABRIC_CACHE_BYTES=192M");
+    fabric_self *s = self_of(&e[0]);
+    size_t part = FABRIC_SPAN;
+    uint8_t *from = known(0, NULL, 2 * part, NULL);
+    int open = pins.open;
+    s->rails[1] = s->rails[0];
+    s->rail_count = 2;
+    fabric_region *first = fabric_region_get(s, from, 65536, FI_REMOTE_READ, FABRIC_HOST);
+    CHECK_EQ(pins.open, open + 2);
+    CHECK_EQ(s->cache.bytes, 2 * part);
+    fabric_region *other = fabric_region_get(s, from + part, 65536, FI_REMOTE_READ, FABRIC_HOST);
+    CHECK_EQ(kept(&e[0]), 1); /* the first is in use, and there is no room for both: registered for this once, and no more of it than it takes */
+    CHECK_EQ(other->bytes, 65536);
+    fabric_region_put(s, &other);
+    fabric_region_put(s, &first);
+    CHECK_EQ(pins.open, open + 2);
+    other = fabric_region_get(s, from + part, 65536, FI_REMOTE_READ, FABRIC_HOST);
+    CHECK_EQ(s->cache.evicted, 1);
+    CHECK_EQ(pins.open, open + 2);
+    CHECK_EQ(s->cache.bytes, 2 * part);
+    fabric_region_put(s, &other);
+    fabric_transport.memory_forget(s, from, 2 * part);
+    CHECK_EQ(s->cache.bytes, 0);
+    CHECK_EQ(pins.open, open);
+    s->rail_count = 1;
+    end(e, 2);
+}
+
 /* With a bound of one, while two are under way: the second does without. */
 TEST(what_is_in_use_is_not_closed) {
     NEED_LIBFABRIC();

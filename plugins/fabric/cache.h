@@ -91,13 +91,18 @@ static int fabric_region_holds(const fabric_region *r, const void *at, uint64_t 
 
 /* >>kept */
 
+/* What is pinned of it: the kernel counts the same pages for each rail once more. */
+static uint64_t fabric_region_pinned(const fabric_self *s, const fabric_region *r) {
+    return r->bytes * (uint64_t)s->rail_count;
+}
+
 /* Out of the cache: it is served no more, and closed when its last user leaves. */
 static void fabric_cache_drop(fabric_self *s, fabric_region **at) {
     fabric_cache *c = &s->cache;
     fabric_region *r = *at;
     *at = r->next;
     c->count--;
-    c->bytes -= r->bytes;
+    c->bytes -= fabric_region_pinned(s, r);
     c->on_devices -= r->device != FABRIC_HOST;
     r->kept = 0;
     if (r->users == 0) {
@@ -114,7 +119,7 @@ static fabric_region **fabric_cache_idle(fabric_self *s) {
     return idle;
 }
 
-/* Makes room for one more. 0: what is there is all in use, or it is larger than the bound. */
+/* Makes room for one more, which pins so many bytes. 0: what is there is all in use, or it is larger than the bound. */
 static int fabric_cache_room(fabric_self *s, uint64_t bytes) {
     fabric_cache *c = &s->cache;
     while (c->count + 1 > c->most || bytes > c->most_bytes || c->bytes > c->most_bytes - bytes) {
@@ -135,7 +140,7 @@ static void fabric_cache_add(fabric_self *s, fabric_region *r, uint64_t id) {
     r->next = c->first;
     c->first = r;
     c->count++;
-    c->bytes += r->bytes;
+    c->bytes += fabric_region_pinned(s, r);
     c->on_devices += r->device != FABRIC_HOST;
 }
 
@@ -176,7 +181,7 @@ static fabric_region *fabric_cache_make(fabric_self *s, const uint8_t *at, uint6
     from -= from % FABRIC_SPAN;
     end = (end + FABRIC_SPAN - 1) / FABRIC_SPAN * FABRIC_SPAN;
     end = end < whole->bytes ? end : whole->bytes;
-    if (!fabric_cache_room(s, end - from)) {
+    if (!fabric_cache_room(s, (end - from) * (uint64_t)s->rail_count)) {
         return NULL;
     }
     fabric_region *r =
