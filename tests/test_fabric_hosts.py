@@ -11,7 +11,7 @@ import time
 
 from harness import BUILD, check, good, main, scratch, sh, skip, test
 from host_faults import promise
-from jobs import Job, program, two_hosts
+from jobs import Job, drop_rule, program, two_hosts, within
 from transport_suites import THIN
 
 RANK = program()
@@ -214,6 +214,27 @@ def job_by_rxm(hosts, words, layout, **more):
 
 promise(job)
 promise(job_by_rxm, "_by_ofi_rxm")
+
+
+@test
+def a_firewall_before_the_port_of_libfabric():
+    """What goes to rank 1's is dropped, and nothing else: the first call is answered by nobody."""
+    with two_hosts() as hosts:
+        drop_rule(hosts, "B", "drop", "tcp dport 33301")
+        port = {"FI_TCP_PORT_LOW_RANGE": 33301, "FI_TCP_PORT_HIGH_RANGE": 33301}
+        with job(hosts, "init", "AB", each={1: port}) as j:
+            told, running = {}, True
+            while len(told) < 2 and running:
+                running = j.process[0].poll() is None  # before the look at what it said
+                for word in ("listens on port", "perhaps a firewall drops"):
+                    if word in j.output(0):
+                        told.setdefault(word, time.monotonic())
+                time.sleep(0.01)
+            j.finish(30)
+            j.check(len(told) == 2 and "no connection of tcp to rank 1 comes about: Connection timed out" in j.output(0), "nobody says why")
+            took = told["perhaps a firewall drops"] - told["listens on port"]
+            j.check(took < within(4.5), f"the rank behind it was given up after {took:.1f} s")
+            print(f"     the rank behind it was given up after {took:.2f} s")
 
 
 def processor_s(process):

@@ -494,15 +494,12 @@ TEST(a_call_in_vain_is_made_again_for_seconds) {
         fabric_way_failed(e[0].self, w, calls[i].error);
         CHECK_EQ(l->broken, 0);
         standing_ns += 3600 * 1000000000ull; /* nothing was to be sent for an hour: it begins anew */
-        w->called_ns = standing_ns;
+        fabric_way_is_open(e[0].self, w);
         fabric_way_failed(e[0].self, w, calls[i].error);
         CHECK_EQ(l->broken, 0);
         CHECK_EQ(w->failures, 1);
-        for (int k = 0; k < FABRIC_CALLS; k++) {
-            fabric_way_failed(e[0].self, w, calls[i].error);
-        }
         standing_ns += calls[i].patience;
-        fabric_way_failed(e[0].self, w, calls[i].error);
+        fabric_way_failed(e[0].self, w, calls[i].error); /* however few there were */
         DRIVE(e, 1, e[0].lost[1] == 1) {}
         CHECK_EQ(e[0].lost_error[1], calls[i].told);
         CHECK_EQ(e[0].warnings, calls[i].error == EMFILE); /* of what is ours alone the core says nothing */
@@ -510,6 +507,103 @@ TEST(a_call_in_vain_is_made_again_for_seconds) {
         world_end(e, 2);
     }
 }
+
+/* Each call fails after seconds, as where a host does not answer ARP; or at once, and the rank looks every few seconds. */
+static void calls_in_vain(uint64_t call_ns, uint64_t pause_ns) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(2, NULL, NULL);
+    letter l;
+    e[0].host.now_ns = standing_now_ns;
+    standing_ns = mini_now_ns(&e[0].host);
+    post(&e[0], 1, &l, 8);
+    fabric_way *w = &self_of(&e[0])->peers[1].link->way[FABRIC_WORDS];
+    int calls = 0;
+    for (uint64_t begun = standing_ns; e[0].lost[1] == 0 && standing_ns - begun < 20000000000u; calls++) {
+        CHECK_EQ(w->strand[0].state, FABRIC_CALLING);
+        standing_ns += call_ns;
+        fabric_way_failed(e[0].self, w, EHOSTUNREACH);
+        standing_ns += pause_ns;
+        progress_all(e, 1);
+    }
+    REQUIRE(e[0].lost[1] == 1);
+    CHECK(calls > 1 && calls < 4);
+    CHECK_EQ(e[0].lost_error[1], ENOTCONN);
+    e[0].host.now_ns = mini_now_ns;
+    letter_free(&l);
+    world_end(e, 2);
+}
+
+TEST(calls_that_fail_slowly) { calls_in_vain(3000000000u, 100000000u); }
+TEST(calls_in_vain_of_a_rank_that_looks_rarely) { calls_in_vain(0, 2000000000u); }
+
+/* A listener that is busy beyond its queue answers no call, as a firewall that drops. */
+static int deaf_listener(struct sockaddr_in *at) {
+    socklen_t bytes = sizeof *at;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    *at = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    CHECK(fd >= 0 && bind(fd, (struct sockaddr *)at, bytes) == 0 && listen(fd, 0) == 0);
+    CHECK_EQ(getsockname(fd, (struct sockaddr *)at, &bytes), 0);
+    return fd;
+}
+
+static void not_answered(uint64_t bytes, double after_s) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(2, NULL, NULL);
+    struct sockaddr_in at;
+    letter l;
+    int listener = deaf_listener(&at), full = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CHECK_EQ(connect(full, (struct sockaddr *)&at, sizeof at), 0);
+    memcpy(self_of(&e[0])->peers[1].names, &at, sizeof at);
+    double start = test_now_s();
+    post(&e[0], 1, &l, bytes);
+    DRIVE(e, 1, e[0].lost[1] == 1) {}
+    double took = test_now_s() - start;
+    CHECK(took >= after_s && took < after_s + 1.5 * test_slow());
+    CHECK_EQ(e[0].lost_error[1], ENOTCONN);
+    CHECK_STR(e[0].log, "no connection of tcp to rank 1 comes about: Connection timed out");
+    close(full);
+    close(listener);
+    letter_free(&l);
+    world_end(e, 2);
+}
+
+TEST(a_peer_whose_host_does_not_answer_is_given_up) { not_answered(8, 3.5); }
+TEST(and_so_is_one_that_a_payload_is_for) { not_answered(1 << 20, 4.5); } /* for a second a connection of its own is tried */
+
+/* Its kernel has answered, and it computes for an hour. The higher rank is refused then, where both have called. */
+static void computing(int who) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(2, NULL, NULL);
+    letter l, back;
+    int other = !who;
+    post(&e[who], other, &l, 8);
+    fabric_way *w = &self_of(&e[who])->peers[other].link->way[FABRIC_WORDS];
+    e[who].host.now_ns = standing_now_ns;
+    standing_ns = mini_now_ns(&e[who].host);
+    fabric_way_failed(e[who].self, w, EHOSTUNREACH); /* the network was away for a moment */
+    for (int i = 0; i < 3600; i++) {
+        standing_ns += i < 100 ? 20000000u : 1000000000u;
+        progress_all(&e[who], 1);
+    }
+    CHECK_EQ(w->strand[0].state, FABRIC_CALLING);
+    CHECK_EQ(e[who].lost[other], 0);
+    if (who > other) {
+        fabric_way_failed(e[who].self, w, ECONNREFUSED);
+        CHECK_EQ(w->link->broken, 0);
+    }
+    post(&e[other], who, &back, 8);
+    DRIVE(e, 2, (e[other].arrived[who] == 1 && e[who].arrived[other] == 1) || e[who].lost[other] + e[other].lost[who] > 0) {
+        standing_ns += 1000000u;
+    }
+    CHECK_EQ(e[who].lost[other] + e[other].lost[who], 0);
+    e[who].host.now_ns = mini_now_ns;
+    letter_free(&l);
+    letter_free(&back);
+    world_end(e, 2);
+}
+
+TEST(a_peer_that_computes_is_not_given_up) { computing(0); }
+TEST(nor_is_one_that_refuses_after_it_computed) { computing(1); }
 
 /* A peer that does not take a first message for 20 s is named once, with what may be wrong, and is not lost. */
 static void not_reached(const char *setting, const char *sentence) {

@@ -17,10 +17,11 @@
 #include "rail.h"
 
 enum { FABRIC_PART = DDL_MESSAGE_DATA_BYTES }; /* so much of a payload is one message of libfabric's, at most */
-enum { FABRIC_CALLS = 8 };      /* in vain, each after a longer pause than the one before */
+enum { FABRIC_CALLS = 8 };      /* in vain, each after a longer pause than the one before; then the pause stays */
 enum { FABRIC_LAST_LOOKS = 4 }; /* libfabric accepts in one, and reads who calls in the next */
 #define FABRIC_CALL_NS 10000000u /* after one that failed */
-/* From the first that failed, until the peer cannot be reached; as the core's own TCP. A network may be away for 2 s. */
+/* From the first that failed, or of one that no host answers, until the peer cannot be reached; as the core's own TCP. A network may be
+ * away for 2 s. */
 #define FABRIC_REFUSED_NS 1000000000u
 #define FABRIC_UNREACHED_NS 3500000000u
 #define FABRIC_END_NS 100000000u /* for the core to hear why WORDS have ended */
@@ -181,22 +182,25 @@ static int fabric_strand_make(fabric_self *s, fabric_strand *strand, struct fi_i
     return result == 0 ? fi_enable(strand->ep) : result;
 }
 
-/* It did not come about, and is called once more in a while. Of two that call each other the higher rank is refused, and called: it
- * cannot tell when that will be, and gives up late. What is said then is that there never was a connection: of an errno like
- * EHOSTUNREACH the core would learn that the whole host is gone. */
+/* Of two that call each other the higher rank is refused, and called: it cannot tell when that will be, and gives up late. */
+static uint64_t fabric_patience(const fabric_self *s, const fabric_way *w, int error) {
+    return s->rank > w->link->peer ? FABRIC_CALLED_NS : error == ECONNREFUSED ? FABRIC_REFUSED_NS : FABRIC_UNREACHED_NS;
+}
+
+/* It did not come about, and is called once more in a while, or given up: after some time, as a call may fail at once or take the kernel
+ * seconds, and who computes looks rarely. What is said then is that there never was a connection: of an errno like EHOSTUNREACH the core
+ * would learn that the whole host is gone. */
 static void fabric_way_failed(fabric_self *s, fabric_way *w, int error) {
     int32_t peer = w->link->peer;
     uint64_t now = s->host->now_ns(s->host);
     fabric_way_close(s, w);
-    if (w->failures > 0 && w->called_ns > w->retry_ns + FABRIC_REFUSED_NS) {
-        w->failures = 0; /* those before were of another time: nothing was to be sent meanwhile */
+    if (w->failures == 0) {
+        w->since_ns = error == ETIMEDOUT ? w->called_ns : now;
     }
-    w->since_ns = w->failures == 0 ? now : w->since_ns;
     w->failures += w->failures < FABRIC_CALLS;
     w->retry_ns = now + FABRIC_CALL_NS * (uint64_t)w->failures;
     fabric_log(s, DDL_LOG_DEBUG, "a connection to rank %d did not come about: %s", peer, fabric_error(s, error));
-    uint64_t patience = s->rank > peer ? FABRIC_CALLED_NS : error == ECONNREFUSED ? FABRIC_REFUSED_NS : FABRIC_UNREACHED_NS;
-    if (w->kind == FABRIC_WORDS && w->failures == FABRIC_CALLS && now - w->since_ns >= patience) {
+    if (w->kind == FABRIC_WORDS && now - w->since_ns >= fabric_patience(s, w, error)) {
         int ours = error == EMFILE || error == ENFILE || error == ENOMEM; /* what the core says of it is of networks */
         fabric_log(s, ours && !s->told_calls ? DDL_LOG_WARN : DDL_LOG_INFO, "no connection of tcp to rank %d comes about: %s%s", peer,
                    fabric_error(s, error), ours ? ", here. Raise the limit (ulimit -n)" : "");
@@ -229,6 +233,10 @@ static int fabric_strand_call(fabric_self *s, fabric_strand *strand, const uint8
 static void fabric_way_call(fabric_self *s, fabric_way *w) {
     const fabric_peer *p = &s->peers[w->link->peer];
     fabric_hello hello = {.token = p->token_out, .source = s->rank, .kind = (uint32_t)w->kind, .number = ++w->number};
+    uint64_t waits_ns = w->link->send_waits_ns;
+    if (w->kind == FABRIC_WORDS && (waits_ns == 0 || w->since_ns < waits_ns)) {
+        w->failures = 0; /* those before were of another time: nothing was to be sent meanwhile */
+    }
     w->called_ns = s->host->now_ns(s->host);
     for (int32_t i = 0; i < fabric_strands(s, w); i++) {
         fabric_strand *strand = &w->strand[i];
@@ -241,8 +249,26 @@ static void fabric_way_call(fabric_self *s, fabric_way *w) {
     }
 }
 
-/* Whether it is open. Else it is called, now or when some time has passed. A peer that computes answers late; payloads do not wait for
- * it longer than a second: they go in pieces. */
+/* Whether a call has taken too long. A peer that computes answers late: payloads do not wait for it longer than a second, and go in pieces;
+ * messages do, once its kernel has answered. Where that does not, ours would ask for two minutes. */
+static int fabric_way_is_late(fabric_self *s, fabric_way *w, uint64_t now) {
+    struct sockaddr_storage at;
+    size_t bytes = sizeof at;
+    if (w->kind != FABRIC_WORDS) {
+        return w->kind == FABRIC_OUT && now - w->called_ns > FABRIC_CONNECT_NS;
+    }
+    if (now - (w->failures > 0 ? w->since_ns : w->called_ns) < fabric_patience(s, w, ETIMEDOUT)) {
+        return 0;
+    }
+    if (fi_getpeer(w->strand[0].ep, &at, &bytes) == -FI_ENOTCONN) {
+        return 1;
+    }
+    w->failures = 0;
+    w->called_ns = now;
+    return 0;
+}
+
+/* Whether it is open. Else it is called, now or when some time has passed. */
 static int fabric_way_is_open(fabric_self *s, fabric_way *w) {
     if (fabric_way_has(s, w, FABRIC_OPEN)) {
         return 1;
@@ -251,7 +277,7 @@ static int fabric_way_is_open(fabric_self *s, fabric_way *w) {
     int shut = fabric_way_has(s, w, FABRIC_SHUT);
     if (shut && w->link->broken == 0 && now >= w->retry_ns) {
         fabric_way_call(s, w);
-    } else if (!shut && w->kind == FABRIC_OUT && now - w->called_ns > FABRIC_CONNECT_NS) {
+    } else if (!shut && fabric_way_is_late(s, w, now)) {
         fabric_way_failed(s, w, ETIMEDOUT);
     }
     return 0;

@@ -161,7 +161,7 @@ typedef struct fabric_way {
     int ended;         /* the errno of its end, while what came by it is read; */
     uint64_t ended_ns; /* since then */
     uint32_t number;   /* it is the so manieth */
-    uint64_t called_ns, since_ns, retry_ns; /* the last call; the first that failed; none before */
+    uint64_t called_ns, since_ns, retry_ns; /* the last call, or when a kernel was seen to have answered it; since then all fail; none before */
 } fabric_way;
 
 enum { FABRIC_WORDS, FABRIC_OUT, FABRIC_IN, FABRIC_WAYS };
