@@ -87,10 +87,10 @@ static void fabric_descriptors_raise(fabric_self *s) {
     limit.rlim_cur = wanted < limit.rlim_max ? wanted : limit.rlim_max;
     (void)setrlimit(RLIMIT_NOFILE, &limit);
     if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < wanted) {
-        fabric_log(s, s->rank == 0 ? DDL_LOG_WARN : DDL_LOG_INFO, "%d ranks that all exchange large payloads by connections of tcp need %llu file descriptors each, and this one "
-                   "may have %llu: where they run out, ranks are lost (\"Too many open files\"). Raise it where the job is started: ulimit -n "
-                   "%llu, LimitNOFILE= of systemd, --ulimit nofile= of a container", s->world_size, (unsigned long long)wanted,
-                   (unsigned long long)limit.rlim_cur, (unsigned long long)wanted);
+        fabric_log(s, s->rank == 0 ? DDL_LOG_WARN : DDL_LOG_INFO, "%d ranks that all exchange large payloads by connections of tcp "
+                   "need %llu file descriptors each, and this one may have %llu: where they run out, ranks are lost (\"Too many open "
+                   "files\"). Raise it where the job is started: ulimit -n %llu, LimitNOFILE= of systemd, --ulimit nofile= of a "
+                   "container", s->world_size, (unsigned long long)wanted, (unsigned long long)limit.rlim_cur, (unsigned long long)wanted);
     }
 }
 
@@ -305,6 +305,7 @@ static int fabric_call_answer(fabric_self *s, int32_t rail, const fabric_hello *
         fabric_way_close(s, w);
     }
     w->number = hello->number;
+    w->called_ns = s->host->now_ns(s->host); /* by the peer */
     int result = fabric_strand_make(s, strand, info);
     result = result == 0 ? fi_accept(strand->ep, NULL, 0) : result;
     if (result == 0) {

@@ -27,8 +27,9 @@ static int fabric_is_sockets(const struct fi_info *info) {
 static const char *fabric_fork_remedy(const struct fi_info *info, long error) {
     const char *told = getenv("FI_EFA_FORK_SAFE");
     int may_be = error == -FI_EINVAL && fabric_provider_is(info, "efa") && told != NULL && strcmp(told, "0") != 0;
-    return !may_be ? "" : ". Where another library has registered memory before ddl_init, or RDMAV_HUGEPAGES_SAFE is set, EFA cannot be made "
-                          "to bear fork on this kernel: set FI_EFA_FORK_SAFE=0 in a job that does not fork, or RDMAV_FORK_SAFE=1 for all of it";
+    return !may_be ? "" : ". Where another library has registered memory before ddl_init, or RDMAV_HUGEPAGES_SAFE is set, EFA cannot "
+                          "be made to bear fork on this kernel: set FI_EFA_FORK_SAFE=0 in a job that does not fork, or "
+                          "RDMAV_FORK_SAFE=1 for all of it";
 }
 
 static ddl_status fabric_failed(fabric_self *s, const char *what, long result) {
@@ -140,8 +141,9 @@ static ddl_status fabric_rail_open(fabric_self *s, fabric_rail *r, size_t peers)
 }
 
 static void fabric_rail_close(fabric_self *s, fabric_rail *r) {
-    struct fid *objects[] = {r->ep != NULL ? &r->ep->fid : NULL, r->listener != NULL ? &r->listener->fid : NULL, r->eq != NULL ? &r->eq->fid : NULL,
-                             r->cq != NULL ? &r->cq->fid : NULL, r->av != NULL ? &r->av->fid : NULL, r->domain != NULL ? &r->domain->fid : NULL,
+    struct fid *objects[] = {r->ep != NULL ? &r->ep->fid : NULL,         r->listener != NULL ? &r->listener->fid : NULL,
+                             r->eq != NULL ? &r->eq->fid : NULL,         r->cq != NULL ? &r->cq->fid : NULL,
+                             r->av != NULL ? &r->av->fid : NULL,         r->domain != NULL ? &r->domain->fid : NULL,
                              r->fabric != NULL ? &r->fabric->fid : NULL};
     for (size_t i = 0; i < sizeof objects / sizeof objects[0]; i++) {
         if (objects[i] != NULL) {

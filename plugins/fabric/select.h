@@ -240,8 +240,8 @@ static int fabric_is_again(const struct fi_info *info) {
     return again && fabric_provider_is(info, "verbs");
 }
 
-/* EFA of libfabric 2.x lists each adapter first by a kind of endpoint whose messages are no longer than a packet, with domain and address of
- * the other kind: the name of the fabric differs (efa_util_prov_initialize in prov/efa/src/efa_prov.c). */
+/* EFA of libfabric 2.x lists each adapter first by a kind of endpoint whose messages are no longer than a packet, with domain and
+ * address of the other kind: the name of the fabric differs (efa_util_prov_initialize in prov/efa/src/efa_prov.c). */
 static int fabric_is_direct(const struct fi_info *info) {
     return info->fabric_attr->name != NULL && strcmp(info->fabric_attr->name, "efa-direct") == 0;
 }
