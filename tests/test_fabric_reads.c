@@ -612,9 +612,9 @@ static void not_reached(const char *setting, const char *sentence) {
     letter l;
     post(&e[0], 1, &l, 60000);
     fabric_link *link = self_of(&e[0])->peers[1].link;
-    DRIVE(e, 1, link->send_waits_ns != 0) {} /* rank 1 does not look */
+    DRIVE(e, 1, link->send_stall.looked_ns != 0) {} /* rank 1 does not look */
     CHECK(strstr(e[0].log, "has no connection") == NULL);
-    link->send_waits_ns -= FABRIC_UNHEARD_NS;
+    link->send_stall.waited_ns += FABRIC_UNHEARD_NS;
     DRIVE(e, 1, self_of(&e[0])->told_unheard) {}
     const char *said = strstr(e[0].log, "rank 0 has no connection to rank 1");
     CHECK(said != NULL && strstr(said, sentence) != NULL && strstr(said + 20, "has no connection") == NULL);
@@ -627,8 +627,10 @@ static void not_reached(const char *setting, const char *sentence) {
 TEST(a_peer_that_is_not_reached_is_named) { not_reached(NULL, "DDL_PORT_RANGE"); }
 TEST(a_peer_that_an_adapter_does_not_reach_is_named) { not_reached("FABRIC_FORCE_MR=local", "UDP port 4791"); }
 
+static int reads_in_vain;
 static ssize_t no_read(struct fid_ep *ep, void *buf, size_t len, void *desc, fi_addr_t at, uint64_t address, uint64_t key, void *context) {
     (void)ep, (void)buf, (void)len, (void)desc, (void)at, (void)address, (void)key, (void)context;
+    reads_in_vain++;
     return -FI_EAGAIN;
 }
 
@@ -654,6 +656,62 @@ TEST(what_an_adapter_cannot_read_is_sent) {
     letter_free(&l);
     letter_free(&next);
     world_end(e, 2);
+}
+
+/* A look, seconds of work, and one more look, and a read cannot begin in either, as its connection is being made: nobody has waited
+ * for it, nothing is said, and it is read. That it was slow, and asked about, is no reason to distrust later ones. */
+TEST(a_rank_that_computes_does_not_wait_for_reads) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(2, "FABRIC_FORCE_MR=local", NULL);
+    letter first, l;
+    post(&e[0], 1, &first, 8);
+    DRIVE(e, 2, e[1].arrived[0] == 1) {}
+    fabric_link *link = self_of(&e[1])->peers[0].link;
+    link->no_reads_for_ns = 4 * FABRIC_NO_READS_NS; /* of an outage that is over */
+    e[1].host.now_ns = standing_now_ns;
+    standing_ns = mini_now_ns(&e[1].host);
+    hooks.of = e[1].self;
+    hooks.read = no_read;
+    reads_in_vain = 0;
+    CHECK_EQ(post(&e[0], 1, &l, 1 << 20), DDL_IN_PROGRESS);
+    DRIVE(e, 2, reads_in_vain > 0) {}
+    int before = reads_in_vain;
+    standing_ns += FABRIC_RAIL_NS + 1000000000u;
+    for (int i = 0; i < 10; i++) {
+        fabric_transport.progress(e[1].self, -1);
+    }
+    CHECK(reads_in_vain > before + 1);
+    CHECK_EQ(e[1].warnings, 0);
+    CHECK(!link->landing.failed);
+    hooks_end();
+    DRIVE(e, 2, e[1].arrived[0] == 2 && l.returned == 1) {}
+    CHECK_EQ(link->no_reads_ns, 0);
+    CHECK_EQ(link->no_reads_for_ns, 0);
+    e[1].host.now_ns = mini_now_ns;
+    letter_free(&first);
+    letter_free(&l);
+    world_end(e, 2);
+}
+
+/* Nor for a first message to go, though it computes for longer than it takes to suspect a firewall. */
+TEST(a_rank_that_computes_does_not_suspect_the_network) {
+    NEED_LIBFABRIC();
+    for (int adapter = 0; adapter < 2; adapter++) {
+        endpoint *e = world_open(2, adapter ? "FABRIC_FORCE_MR=local" : NULL, NULL);
+        e[0].host.now_ns = standing_now_ns;
+        standing_ns = mini_now_ns(&e[0].host);
+        letter l;
+        post(&e[0], 1, &l, 60000);
+        for (int i = 0; i < 20; i++) { /* rank 1 does not look */
+            fabric_transport.progress(e[0].self, -1);
+            standing_ns += i == 10 ? FABRIC_UNHEARD_NS : 1000;
+        }
+        CHECK_EQ(e[0].warnings, 0);
+        DRIVE(e, 2, e[1].arrived[0] == 1 && l.returned == l.borrowed) {}
+        e[0].host.now_ns = mini_now_ns;
+        letter_free(&l);
+        world_end(e, 2);
+    }
 }
 
 /* A payload that nothing takes for a second is asked for as messages; the next one goes by a new connection. */

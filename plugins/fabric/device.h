@@ -76,13 +76,12 @@ static void fabric_get_pull(fabric_self *s, fabric_get *g) {
         if (result != 0) {
             slot->get = NULL;
             fabric_slot_give(&s->read_free, slot);
-            uint64_t now = s->host->now_ns(s->host);
-            g->waits_ns = g->waits_ns != 0 ? g->waits_ns : now;
-            g->failed = result != -FI_EAGAIN || (g->reading == 0 && now - g->waits_ns > FABRIC_RAIL_NS); /* as fabric_pull_stopped */
+            uint64_t waited = fabric_stall_look(s, &g->stall);
+            g->failed = result != -FI_EAGAIN || (g->reading == 0 && waited > FABRIC_RAIL_NS); /* as fabric_pull_stopped */
             s->stuck |= result == -FI_EAGAIN;
             return;
         }
-        g->waits_ns = 0;
+        fabric_stall_end(&g->stall);
         g->asked += bytes;
         g->reading++;
         s->peers[g->peer].link->reads++;

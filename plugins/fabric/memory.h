@@ -62,11 +62,11 @@ static void fabric_post_failed(fabric_self *s, const char *what, int32_t peer, l
     s->told_slots |= remedy[0] != 0;
 }
 
-/* Since then the provider wants a call to be repeated. ofi_rxm wants that also where it can register no more buffers of its own, of
+/* For so long the provider has wanted a call to be repeated. ofi_rxm wants that also where it can register no more buffers of its own, of
  * which it wants 16 MiB at a time, and for ever: nothing else would tell why nothing moves. */
-static void fabric_memlock_suspect(fabric_self *s, const char *what, int32_t peer, uint64_t since_ns) {
+static void fabric_memlock_suspect(fabric_self *s, const char *what, int32_t peer, uint64_t waited_ns) {
     char remedy[256];
-    if (s->told_locked || s->host->now_ns(s->host) - since_ns < FABRIC_SUSPECT_NS) {
+    if (s->told_locked || waited_ns < FABRIC_SUSPECT_NS) {
         return;
     }
     s->told_locked = 1;

@@ -32,9 +32,8 @@ static struct fid_ep *fabric_ep_to(fabric_self *s, fabric_link *l) {
 /* Nothing has gone to a peer yet, and nothing goes: libfabric tries for ever, and without a word. Said once. */
 static void fabric_unheard(fabric_self *s, fabric_link *l) {
     const struct fi_info *info = s->rails[0].info;
-    uint64_t now = s->host->now_ns(s->host);
-    l->send_waits_ns = l->send_waits_ns != 0 ? l->send_waits_ns : now;
-    if (l->reached || s->told_unheard || now - l->send_waits_ns < FABRIC_UNHEARD_NS) {
+    uint64_t waited = fabric_stall_look(s, &l->send_stall);
+    if (l->reached || s->told_unheard || waited < FABRIC_UNHEARD_NS) {
         return;
     }
     s->told_unheard = 1;
@@ -86,11 +85,11 @@ static int fabric_slot_send(fabric_self *s, fabric_link *l, fabric_slot *slot, s
         s->stuck = 1; /* it may be connecting: nobody tells when that is over */
         fabric_unheard(s, l);
         if (s->peers[l->peer].heard) {
-            fabric_memlock_suspect(s, "send to", l->peer, l->send_waits_ns);
+            fabric_memlock_suspect(s, "send to", l->peer, l->send_stall.waited_ns);
         }
         return FABRIC_LATER;
     }
-    l->send_waits_ns = 0;
+    fabric_stall_end(&l->send_stall);
     if (result != 0) {
         fabric_post_failed(s, "send", l->peer, result);
         fabric_words_failed(s, l, (int)-result);
@@ -421,7 +420,9 @@ static ddl_status fabric_send(void *self, int32_t peer, ddl_message *m) {
     }
     m->next = NULL;
     memset(m->priv, 0, sizeof m->priv);
-    l->send_waits_ns = l->first == NULL ? 0 : l->send_waits_ns; /* nothing waits since then */
+    if (l->first == NULL) {
+        fabric_stall_end(&l->send_stall); /* nothing was to be sent meanwhile */
+    }
     int went = l->first == NULL && l->broken == 0 && !l->refusing ? fabric_send_one(s, l, m) : FABRIC_LATER;
     if (went == FABRIC_GONE) {
         if (s->armed && s->connects && !s->ticking) {

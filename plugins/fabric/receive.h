@@ -387,9 +387,8 @@ static void fabric_pull_never(fabric_self *s, fabric_link *l, int32_t rail) {
  * does not reach, and still hear us by the connection that is there. */
 static void fabric_pull_stopped(fabric_self *s, fabric_link *l, int32_t rail, int error) {
     fabric_landing *in = &l->landing;
-    uint64_t now = s->host->now_ns(s->host);
-    in->waits_ns = in->waits_ns != 0 ? in->waits_ns : now;
-    int never = in->reading == 0 && now - in->waits_ns > (s->connects ? FABRIC_CONNECT_NS : FABRIC_RAIL_NS);
+    uint64_t waited = fabric_stall_look(s, &in->stall);
+    int never = in->reading == 0 && waited > (s->connects ? FABRIC_CONNECT_NS : FABRIC_RAIL_NS);
     if (error == -FI_EAGAIN && !never) {
         s->stuck = 1;
         fabric_backlog_keep(s, l);
@@ -411,7 +410,7 @@ static int fabric_pull_began(fabric_self *s, fabric_link *l, fabric_slot *slot, 
         fabric_pull_stopped(s, l, rail, (int)result);
         return 0;
     }
-    in->waits_ns = 0;
+    fabric_stall_end(&in->stall);
     in->asked += slot->length;
     in->reading++;
     l->reads++;
@@ -522,6 +521,13 @@ static void fabric_pull_refuse(fabric_self *s, fabric_link *l) {
     fabric_landing_release(s, l);
 }
 
+/* What was read may be used. */
+static void fabric_read_well(fabric_self *s, fabric_link *l) {
+    l->no_reads_for_ns = 0;
+    fabric_landing_end(s, l);
+    fabric_turns(s, l);
+}
+
 /* All reads of a landing have ended. */
 static void fabric_pull_ended(fabric_self *s, fabric_link *l) {
     fabric_landing *in = &l->landing;
@@ -532,9 +538,7 @@ static void fabric_pull_ended(fabric_self *s, fabric_link *l) {
     } else if (!s->connects && s->host->now_ns(s->host) - in->since_ns > FABRIC_SLOW_NS) {
         in->checking = 1;
     } else {
-        l->no_reads_for_ns = 0;
-        fabric_landing_end(s, l);
-        fabric_turns(s, l);
+        fabric_read_well(s, l);
     }
 }
 
@@ -684,8 +688,7 @@ static void fabric_on_repair(fabric_self *s, fabric_link *l, const fabric_slot *
 
 static void fabric_on_valid(fabric_self *s, fabric_link *l, const fabric_head *head) {
     if (l->landing.active && l->landing.checking == 2 && head->sequence == l->pulled) {
-        fabric_landing_end(s, l);
-        fabric_turns(s, l);
+        fabric_read_well(s, l);
     }
 }
 

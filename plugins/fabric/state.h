@@ -45,6 +45,7 @@ enum {
 #define FABRIC_UNHEARD_NS 20000000000u /* for a first message to go, before we say what may be wrong */
 #define FABRIC_SUSPECT_NS 5000000000u /* for the provider to begin what it wants to be asked for again */
 #define FABRIC_STUCK_NS 1000000 /* until what the provider does not take is tried again */
+#define FABRIC_STALL_NS 50000000u /* between two looks, at most, of who waits */
 #define FABRIC_LINGER_NS 1000000000u /* for the last words to be heard, when an endpoint closes */
 
 /* Kinds of messages. WHOLE, FIRST, PIECE and OFFER are ordered; all but ACK and BYE need a credit. */
@@ -89,6 +90,11 @@ typedef struct fabric_address {
     uint8_t nonce[16];
     uint8_t names[FABRIC_ADDRESS_BYTES - 48];
 } fabric_address;
+
+/* For how long something has been tried in vain: fabric_stall_look. */
+typedef struct fabric_stall {
+    uint64_t looked_ns, waited_ns; /* 0: it is not */
+} fabric_stall;
 
 /* One operation of libfabric: a receive, a send with its buffer, or a read. The context is what its completion names. */
 typedef struct fabric_slot {
@@ -187,7 +193,8 @@ typedef struct fabric_offer {
 typedef struct fabric_landing {
     int active, offered, failed, refused;
     int checking; /* 1: to be asked, 2: asked */
-    uint64_t since_ns, waits_ns; /* waits_ns: since then no read of it can be started; 0: one can */
+    uint64_t since_ns;
+    fabric_stall stall; /* no read of it can be started */
     void *token;
     uint8_t *to; /* NULL: unwanted */
     uint64_t bytes, done, asked; /* asked: reads have been started up to here */
@@ -217,7 +224,7 @@ typedef struct fabric_link {
     uint32_t bye_at;
     uint64_t bye_ns;       /* since then we try to say that it was heard; 0: not yet */
     int32_t sends, reads; /* operations of libfabric that are under way */
-    uint64_t send_waits_ns; /* since then no send is begun; 0: they are */
+    fabric_stall send_stall; /* no send is begun */
     fabric_way way[FABRIC_WAYS];
     uint32_t in_lost; /* the last IN that has ended */
     fabric_slot *held[FABRIC_HOLD];
@@ -231,7 +238,7 @@ typedef struct fabric_get {
     int32_t peer, reading; /* reads that are under way */
     int failed;
     uint8_t *to;
-    uint64_t waits_ns; /* since then no read of it can be started; 0: one can */
+    fabric_stall stall; /* no read of it can be started */
     uint64_t from, key[FABRIC_RAILS_MAX], bytes, asked; /* asked: reads have been started up to here */
     void *cookie;
 } fabric_get;
@@ -320,6 +327,17 @@ static void *fabric_zalloc(fabric_self *s, size_t bytes) {
     }
     return memory;
 }
+
+/* One more try in vain. Returns for how long it has been in vain while we looked: who computes meanwhile, and does not call us, has
+ * waited for nobody. */
+static uint64_t fabric_stall_look(fabric_self *s, fabric_stall *stall) {
+    uint64_t now = s->host->now_ns(s->host), since = stall->looked_ns != 0 ? now - stall->looked_ns : 0;
+    stall->waited_ns += since < FABRIC_STALL_NS ? since : FABRIC_STALL_NS;
+    stall->looked_ns = now;
+    return stall->waited_ns;
+}
+
+static void fabric_stall_end(fabric_stall *stall) { *stall = (fabric_stall){0, 0}; }
 
 /* To be served by the next progress, whenever that is. */
 static void fabric_backlog_keep(fabric_self *s, fabric_link *l) {
