@@ -146,11 +146,32 @@ TEST(registrations_and_reads_that_fail) {
     hmem.fail_reads = 1 << 30; /* an adapter that does not reach the peer's wants it to be repeated, for ever: after 3 s it has failed */
     hmem.read_code = -FI_EAGAIN;
     double start = test_now_s();
-    CHECK_EQ(fabric_transport.get(e[1].self, 0, to, here, &key, 0, 5000, &key), DDL_IN_PROGRESS);
-    DRIVE(e, 2, transferred.count == 2) {}
+    CHECK_EQ(fabric_transport.get(e[1].self, 0, to, here, &key, 0, 2000, &key), DDL_IN_PROGRESS);
+    CHECK_EQ(fabric_transport.get(e[1].self, 0, to + 2000, here, &key, 0, 2000, &own), DDL_IN_PROGRESS);
+    DRIVE(e, 2, transferred.count == 3) {}
     CHECK(test_now_s() - start >= 3);
     CHECK_EQ(transferred.status[1], DDL_ERR_SYSTEM);
-    hmem.fail_reads = 0;
+    CHECK_EQ(transferred.status[2], DDL_ERR_SYSTEM);
+    CHECK_STR(e[1].log, "no read from rank 0 over");
+    const fabric_link *link = self_of(&e[1])->peers[0].link;
+    CHECK_EQ(link->no_reads_for_ns, FABRIC_NO_READS_NS); /* the two have failed together */
+    /* later ones do not wait for that, nor do messages in memory of the host */
+    letter l;
+    start = test_now_s();
+    ddl_status third = fabric_transport.get(e[1].self, 0, to, here, &key, 0, 5000, &key);
+    CHECK_EQ(third, DDL_ERR_UNSUPPORTED);
+    CHECK_EQ(post(&e[0], 1, &l, 1 << 20), DDL_IN_PROGRESS);
+    DRIVE(e, 2, e[1].arrived[0] == 1 && l.returned == 1 && (third != DDL_IN_PROGRESS || transferred.count == 4)) {}
+    CHECK(test_now_s() - start < 0.1 * test_slow());
+    hmem.fail_reads = 0; /* reads begin again: the next time they stop for as short */
+    DRIVE(e, 2, mini_now_ns(&e[1].host) >= link->no_reads_ns) {}
+    CHECK_EQ(fabric_transport.get(e[1].self, 0, to, here, &key, 0, 5000, &key), DDL_IN_PROGRESS);
+    int count = transferred.count;
+    DRIVE(e, 2, transferred.count == count + 1) {}
+    CHECK_EQ(transferred.status[count], DDL_OK);
+    CHECK_EQ(wrong(to, 3, 5000), 0);
+    CHECK_EQ(link->no_reads_for_ns, 0);
+    letter_free(&l);
     fabric_transport.memory_release(e[0].self, there);
     fabric_transport.memory_release(e[1].self, here);
     CHECK_EQ(fabric_transport.memory_register_on(e[0].self, "other", 0, from, 5000, &there, &key), DDL_ERR_UNSUPPORTED);

@@ -58,6 +58,7 @@ static ddl_status fabric_memory_register_on(void *self, const char *device, int3
 
 /* Starts reads of what is still to be read, split over the rails. */
 static void fabric_get_pull(fabric_self *s, fabric_get *g) {
+    fabric_link *l = s->peers[g->peer].link;
     uint64_t part = fabric_rail_part(s, g->bytes);
     while (g->asked < g->bytes && !g->failed && !s->failed) {
         uint64_t left = g->bytes - g->asked, bytes = left < part ? left : part;
@@ -76,15 +77,13 @@ static void fabric_get_pull(fabric_self *s, fabric_get *g) {
         if (result != 0) {
             slot->get = NULL;
             fabric_slot_give(&s->read_free, slot);
-            uint64_t waited = fabric_stall_look(s, &g->stall);
-            g->failed = result != -FI_EAGAIN || (g->reading == 0 && waited > FABRIC_RAIL_NS); /* as fabric_pull_stopped */
-            s->stuck |= result == -FI_EAGAIN;
+            g->failed = fabric_read_never(s, l, rail, result, g->reading, &g->stall);
             return;
         }
         fabric_stall_end(&g->stall);
         g->asked += bytes;
         g->reading++;
-        s->peers[g->peer].link->reads++;
+        l->reads++;
     }
 }
 
@@ -105,6 +104,9 @@ static ddl_status fabric_get_begin(void *self, int32_t peer, void *local, void *
     fabric_link *l = fabric_link_of(s, peer);
     if (l == NULL || s->peers[peer].gone || l->broken != 0 || s->failed) {
         return l == NULL ? DDL_ERR_NOMEM : DDL_ERR_STATE; /* that it is lost is told elsewhere */
+    }
+    if (bytes > 0 && fabric_reads_paused(s, l)) {
+        return DDL_ERR_UNSUPPORTED; /* the core has another way */
     }
     fabric_get *g = bytes > 0 ? fabric_zalloc(s, sizeof *g) : NULL;
     if (g == NULL) {
@@ -127,6 +129,9 @@ static int fabric_gets_tell(fabric_self *s, fabric_get *ended, ddl_status status
         ended = g->next;
         void *cookie = g->cookie;
         ddl_status its = status < 0 ? status : g->failed ? DDL_ERR_SYSTEM : DDL_OK;
+        if (its == DDL_OK) {
+            s->peers[g->peer].link->no_reads_for_ns = 0;
+        }
         s->host->free(s->host, g);
         s->host->transferred(s->host, cookie, its);
         events++;

@@ -364,11 +364,8 @@ static int fabric_land(fabric_self *s, fabric_link *l, const uint8_t *header) {
     return 1;
 }
 
-/* A read could not be started, for as long as one is waited for: it is asked for in pieces, as is what comes next, for a while. */
-static void fabric_pull_never(fabric_self *s, fabric_link *l, int32_t rail) {
-    if (s->connects) {
-        return; /* the next payload opens a new connection */
-    }
+/* No read from a peer has begun for as long as one is waited for: nothing is read from it for a while. */
+static void fabric_reads_pause(fabric_self *s, fabric_link *l, int32_t rail) {
     uint64_t before = l->no_reads_for_ns, twice = 2 * before < FABRIC_NO_READS_MOST_NS ? 2 * before : FABRIC_NO_READS_MOST_NS;
     l->no_reads_for_ns = before == 0 ? FABRIC_NO_READS_NS : twice;
     l->no_reads_ns = s->host->now_ns(s->host) + l->no_reads_for_ns;
@@ -382,23 +379,36 @@ static void fabric_pull_never(fabric_self *s, fabric_link *l, int32_t rail) {
     }
 }
 
-/* A read could not be started. One that may be tried again waits for a completion or the timer: at once would be to
- * spin. When that lasts the peer is asked to send: it may have no descriptor left to accept a connection with, or an adapter that ours
- * does not reach, and still hear us by the connection that is there. */
-static void fabric_pull_stopped(fabric_self *s, fabric_link *l, int32_t rail, int error) {
-    fabric_landing *in = &l->landing;
-    uint64_t waited = fabric_stall_look(s, &in->stall);
-    int never = in->reading == 0 && waited > (s->connects ? FABRIC_CONNECT_NS : FABRIC_RAIL_NS);
-    if (error == -FI_EAGAIN && !never) {
+static int fabric_reads_paused(fabric_self *s, const fabric_link *l) { return s->host->now_ns(s->host) < l->no_reads_ns; }
+
+/* A read, or a receive, did not begin, with that error, while `reading` others for the same are under way. Returns whether it never will;
+ * else it is tried again, when a completion comes or the timer: at once would be to spin. That lasts where a peer has no descriptor left
+ * to accept a connection with, or an adapter that ours does not reach; it may still hear us by the connection that is there. */
+static int fabric_read_never(fabric_self *s, fabric_link *l, int32_t rail, ssize_t error, int32_t reading, fabric_stall *stall) {
+    if (error != -FI_EAGAIN) {
+        return 1;
+    }
+    uint64_t waited = fabric_stall_look(s, stall);
+    int paused = fabric_reads_paused(s, l); /* another has waited for that */
+    if (reading > 0 || (!paused && waited <= (s->connects ? FABRIC_CONNECT_NS : FABRIC_RAIL_NS))) {
         s->stuck = 1;
+        return 0;
+    }
+    if (!paused && !s->connects) { /* there the next payload opens a new connection */
+        fabric_reads_pause(s, l, rail);
+    }
+    return 1;
+}
+
+/* A part of a landing could not be asked for: it is later, or the peer is asked to send. */
+static void fabric_pull_stopped(fabric_self *s, fabric_link *l, int32_t rail, ssize_t error) {
+    fabric_landing *in = &l->landing;
+    in->failed = fabric_read_never(s, l, rail, error, in->reading, &in->stall);
+    if (in->failed) {
+        fabric_backlog_add(s, l);
+    } else {
         fabric_backlog_keep(s, l);
-        return;
     }
-    if (error == -FI_EAGAIN) {
-        fabric_pull_never(s, l, rail);
-    }
-    l->landing.failed = 1;
-    fabric_backlog_add(s, l);
 }
 
 /* A read, or a receive, of the next part was asked for, with that result. Returns whether it is under way. */
@@ -407,7 +417,7 @@ static int fabric_pull_began(fabric_self *s, fabric_link *l, fabric_slot *slot, 
     if (result != 0) {
         int32_t rail = slot->rail;
         fabric_slot_give(&s->read_free, slot);
-        fabric_pull_stopped(s, l, rail, (int)result);
+        fabric_pull_stopped(s, l, rail, result);
         return 0;
     }
     fabric_stall_end(&in->stall);
@@ -495,7 +505,7 @@ static void fabric_pull(fabric_self *s, fabric_link *l) {
 static void fabric_pull_begin(fabric_self *s, fabric_link *l) {
     fabric_landing *in = &l->landing;
     in->since_ns = s->host->now_ns(s->host);
-    in->failed = fabric_is_withdrawn(l) || in->since_ns < l->no_reads_ns;
+    in->failed = fabric_is_withdrawn(l) || fabric_reads_paused(s, l);
     if (!in->failed && (s->mr_mode & FI_MR_LOCAL) != 0) {
         in->region = fabric_region_get(s, in->to, in->bytes, FI_READ, FABRIC_HOST);
         in->failed = in->region == NULL;
