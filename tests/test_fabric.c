@@ -786,6 +786,7 @@ static void differ_in(endpoint *e, const fabric_address *by, const char *sentenc
     other.has_rma ^= by->has_rma;
     other.protocol += by->protocol;
     other.slot_bytes += by->slot_bytes;
+    other.part_bytes += by->part_bytes;
     e[0].log[0] = 0;
     self_of(&e[0])->told_unequal = 0;
     CHECK_EQ(fabric_transport.add_peer(e[0].self, 1, &other, sizeof other, "here", &latency, &bandwidth), DDL_ERR_UNSUPPORTED);
@@ -814,10 +815,30 @@ TEST(ranks_that_see_different_providers_are_told) {
     differ_in(e, &(fabric_address){.version = 1}, "give all the same version of this plugin");
     differ_in(e, &(fabric_address){.protocol = 1}, "give all the same libfabric and kind of adapter");
     differ_in(e, &(fabric_address){.slot_bytes = 16}, "their messages differ in size");
+    differ_in(e, &(fabric_address){.part_bytes = 4096}, "they cut payloads into parts that differ in size");
     other = self_of(&e[1])->address;
     CHECK_EQ(fabric_transport.add_peer(e[0].self, 1, &other, sizeof other, "there", &latency, &bandwidth),
              DDL_ERR_UNSUPPORTED); /* without a secret, and at a loopback address */
     CHECK_EQ(fabric_transport.add_peer(e[0].self, 1, &other, 7, "here", &latency, &bandwidth), DDL_ERR_ARG);
+    world_end(e, 2);
+}
+
+/* Over connections both sides cut a payload into parts by themselves. */
+TEST(ranks_that_cut_payloads_differently_are_told) {
+    NEED_LIBFABRIC();
+    endpoint *e = calloc(RANKS, sizeof *e);
+    uint64_t latency, bandwidth;
+    for (int i = 0; i < 2; i++) {
+        endpoint_prepare(&e[i], i, "tcp", i == 0 ? NULL : "FABRIC_FORCE_MAX_MESSAGE=1M", NULL);
+        CHECK_EQ(endpoint_try(&e[i], 2, &fabric_transport), DDL_OK);
+    }
+    for (int i = 0; i < 2; i++) {
+        const fabric_address *other = &self_of(&e[!i])->address;
+        CHECK_EQ(fabric_transport.add_peer(e[i].self, !i, other, sizeof *other, "here", &latency, &bandwidth), DDL_ERR_UNSUPPORTED);
+        CHECK_STR(e[i].log, "they cut payloads into parts that differ in size");
+    }
+    CHECK_STR(e[0].log, "parts of 1048576,");
+    CHECK_STR(e[0].log, "parts of 16777216,");
     world_end(e, 2);
 }
 

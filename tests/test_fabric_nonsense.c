@@ -240,6 +240,30 @@ static void nonsense_comes(const nonsense *n, const char *setting) {
     world_end(e, 3);
 }
 
+/* A member cuts payloads smaller than we take it to: what has not come is not handed on as if it had. */
+static ssize_t half_a_part(struct fid_ep *ep, const void *buf, size_t len, void *desc, fi_addr_t at, void *context) {
+    const fabric_slot *slot = (fabric_slot *)((char *)context - offsetof(fabric_slot, context));
+    return real_send(ep, buf, slot->role == FABRIC_STREAM ? len / 2 : len, desc, at, context);
+}
+
+TEST(half_a_part_of_a_payload_ends_the_link) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(3, NULL, NULL);
+    letter l;
+    hooks.of = e[0].self;
+    hooks.send = half_a_part;
+    CHECK_EQ(post(&e[0], 1, &l, 400000), DDL_IN_PROGRESS);
+    DRIVE(e, 3, e[1].lost[0] + (int)e[1].arrived[0] > 0) {}
+    CHECK_EQ(e[1].arrived[0], 0);
+    CHECK_EQ(e[1].lost_error[0], EBADMSG);
+    CHECK_EQ(e[1].landing_failed[0], 1);
+    hooks_end();
+    others_go_on(e);
+    fabric_transport.peer_dead(e[0].self, 1);
+    letter_free(&l);
+    world_end(e, 3);
+}
+
 /* It holds the secret, and is heard: its link ends where it makes no sense, and nothing is written that is not its landing. */
 static void nonsense_of_each_kind(const char *setting, int offers_alone) {
     NEED_LIBFABRIC();

@@ -647,7 +647,7 @@ TEST(rails_whose_addresses_do_not_fit_are_told_of_by_one_rank) {
     CHECK_EQ(rails_used(0, sizeof(struct sockaddr_in), log), 4);
     CHECK_EQ(strcmp(log, ""), 0);
     CHECK_EQ(rails_used(0, sizeof(struct sockaddr_in6), log), 2);
-    CHECK_STR(log, "DDL_FABRIC_RAILS asks for 4 adapters, and 2 are used: all addresses that a peer is told have 80 bytes of room together, and "
+    CHECK_STR(log, "DDL_FABRIC_RAILS asks for 4 adapters, and 2 are used: all addresses that a peer is told have 76 bytes of room together, and "
                    "each of verbs;ofi_rxm takes 28; set DDL_FABRIC_RAILS=2");
     CHECK_EQ(rails_used(0, 32, log), 2); /* EFA */
     CHECK_STR(log, "takes 32; set DDL_FABRIC_RAILS=2");

@@ -210,12 +210,13 @@ static void fabric_address_inner(fabric_self *s) {
 static ddl_status fabric_address_make(fabric_self *s) {
     fabric_address *a = &s->address;
     const struct fi_info *info = s->rails[0].info;
-    a->version = 6;
+    a->version = 7;
     a->has_rma = !s->force_no_rma && (s->connects || (info->caps & FI_RMA) != 0);
     a->has_rma &= !s->unread;
     snprintf(a->provider, sizeof a->provider, "%s", info->fabric_attr->prov_name);
     a->protocol = info->ep_attr->protocol;
     a->slot_bytes = (uint32_t)s->slot_bytes;
+    a->part_bytes = s->connects ? (uint32_t)fabric_part(s, UINT32_MAX) : 0;
     fabric_address_inner(s);
     if (getrandom(a->nonce, sizeof a->nonce, 0) != (ssize_t)sizeof a->nonce ||
         getrandom(&s->key_next, sizeof s->key_next, 0) != (ssize_t)sizeof s->key_next) {
@@ -263,16 +264,19 @@ static const char *fabric_differs(const fabric_address *a, const fabric_address 
                ? "their addresses are of two kinds (IPv4 and IPv6?): DDL_FABRIC_SUBNET chooses one"
            : a->has_rma != ours->has_rma       ? "only one of them reads: give both the same libfabric, kind of adapter and FI_ variables"
            : a->slot_bytes != ours->slot_bytes ? "their messages differ in size: give both the same libfabric and FI_ variables"
-                                               : NULL;
+           : a->part_bytes != ours->part_bytes
+               ? "they cut payloads into parts that differ in size: give both the same libfabric, DDL_FABRIC_ and FI_ variables"
+               : NULL;
 }
 
 /* Ranks that see different adapters are told so, once. */
 static ddl_status fabric_unequal(fabric_self *s, int32_t peer, const fabric_address *a, const char *remedy) {
     fabric_log(s, s->told_unequal ? DDL_LOG_DEBUG : DDL_LOG_WARN,
-               "rank %d uses %.20s (protocol %u, %d rails, addresses of %d bytes, messages of %u, %s), rank %d %.20s (%u, %d, %d, %u, "
-               "%s): they cannot reach each other this way; %s", peer, a->provider, (unsigned)a->protocol, a->rails, a->name_bytes,
-               (unsigned)a->slot_bytes, a->has_rma ? "reads" : "no reads", s->rank, s->address.provider, (unsigned)s->address.protocol,
-               s->address.rails, s->address.name_bytes, (unsigned)s->address.slot_bytes, s->address.has_rma ? "reads" : "no reads", remedy);
+               "rank %d uses %.20s (protocol %u, %d rails, addresses of %d bytes, messages of %u, parts of %u, %s), rank %d %.20s (%u, %d, %d, %u, "
+               "parts of %u, %s): they cannot reach each other this way; %s", peer, a->provider, (unsigned)a->protocol, a->rails, a->name_bytes,
+               (unsigned)a->slot_bytes, (unsigned)a->part_bytes, a->has_rma ? "reads" : "no reads", s->rank, s->address.provider,
+               (unsigned)s->address.protocol, s->address.rails, s->address.name_bytes, (unsigned)s->address.slot_bytes,
+               (unsigned)s->address.part_bytes, s->address.has_rma ? "reads" : "no reads", remedy);
     s->told_unequal = 1;
     return DDL_ERR_UNSUPPORTED;
 }

@@ -133,8 +133,20 @@ static void fabric_read_ended(fabric_self *s, fabric_slot *slot, int error) {
     } else {
         l->landing.done += slot->length;
     }
+    if (error == EBADMSG && s->connects) {
+        fabric_break(s, l, error);
+    }
     fabric_slot_give(&s->read_free, slot);
     fabric_backlog_add(s, l);
+}
+
+/* A part of a payload that was read or received. How much a receive gets the peer chooses; of a read no completion says it. */
+static void fabric_part_came(fabric_self *s, fabric_slot *slot, size_t length) {
+    int damaged = s->connects && length != slot->length;
+    if (damaged) {
+        fabric_log(s, DDL_LOG_INFO, "rank %d sent %zu bytes as a part of a payload that has %u", slot->peer, length, (unsigned)slot->length);
+    }
+    fabric_read_ended(s, slot, damaged ? EBADMSG : 0);
 }
 
 static void fabric_send_ended(fabric_self *s, fabric_slot *slot, int error) {
@@ -169,7 +181,7 @@ static void fabric_completed(fabric_self *s, fabric_slot *slot, size_t length) {
     switch (slot->role) {
     case FABRIC_STREAM: fabric_stream_ended(s, slot); break;
     case FABRIC_RECV: fabric_received(s, slot, length); break;
-    case FABRIC_READ: fabric_read_ended(s, slot, 0); break;
+    case FABRIC_READ: fabric_part_came(s, slot, length); break;
     default:
         fabric_send_ended(s, slot, 0);
     }

@@ -86,9 +86,9 @@ typedef struct fabric_address {
     uint8_t version, rails, name_bytes, has_rma;
     char provider[19];
     uint8_t inner; /* names that lead nowhere from another host */
-    uint32_t protocol, slot_bytes;
+    uint32_t protocol, slot_bytes, part_bytes; /* part_bytes: see fabric_part; 0: payloads are read */
     uint8_t nonce[16];
-    uint8_t names[FABRIC_ADDRESS_BYTES - 48];
+    uint8_t names[FABRIC_ADDRESS_BYTES - 52];
 } fabric_address;
 
 /* For how long something has been tried in vain: fabric_stall_look. */
