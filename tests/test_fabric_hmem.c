@@ -259,6 +259,67 @@ TEST(a_peer_that_dies) {
     wanted_back(1);
 }
 
+/* Who is told of one get takes the memory of another back, as an operation that ends does with all its memory: that other has ended too,
+ * and is told so before the memory is. */
+static struct {
+    endpoint *e;
+    void *memory[2]; /* of gets with these cookies: */
+    int cookies[2];
+    int before, after; /* how many gets were told of, when that was asked for and when it was done */
+} giver;
+
+static void on_transferred_give(const ddl_host *host, void *cookie, ddl_status status) {
+    on_transferred(host, cookie, status);
+    if (giver.before == 0) {
+        giver.before = transferred.count;
+        fabric_transport.memory_release(giver.e->self, giver.memory[cookie == &giver.cookies[0]]);
+        giver.after = transferred.count;
+    }
+}
+
+static void memory_of_another_get(int dies) {
+    endpoint *e = pair_open("FABRIC_FORCE_MR=local", NULL);
+    uint8_t *from = memory_of(3, 5000), *to = memory_of(-1, 5000), *too = memory_of(-1, 5000);
+    void *there = NULL;
+    ddl_memory_key key, own;
+    memset(&giver, 0, sizeof giver);
+    giver.e = &e[1];
+    e[1].host.transferred = on_transferred_give;
+    CHECK_EQ(enroll(&e[0], 0, from, 5000, &there, &key), DDL_OK);
+    CHECK_EQ(enroll(&e[1], 0, to, 5000, &giver.memory[0], &own), DDL_OK);
+    CHECK_EQ(enroll(&e[1], 0, too, 5000, &giver.memory[1], &own), DDL_OK);
+    hmem.fail_reads = dies ? 1000 : 2; /* both end in one look */
+    hmem.read_code = dies ? -FI_EAGAIN : -FI_EIO;
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(fabric_transport.get(e[1].self, 0, i ? too : to, giver.memory[i], &key, 0, 5000, &giver.cookies[i]), DDL_IN_PROGRESS);
+    }
+    if (dies) {
+        fabric_transport.peer_dead(e[1].self, 0);
+    } else {
+        fabric_transport.progress(e[1].self, -1);
+    }
+    hmem.fail_reads = 0;
+    CHECK_EQ(giver.before, 1);
+    CHECK_EQ(giver.after, 2);
+    CHECK_EQ(transferred.count, 2);
+    CHECK(transferred.cookies[0] != transferred.cookies[1]);
+    CHECK_EQ(transferred.status[0], dies ? DDL_ERR_PEER : DDL_ERR_SYSTEM);
+    CHECK_EQ(transferred.status[1], DDL_ERR_CANCELLED);
+    fabric_transport.memory_release(e[1].self, giver.memory[transferred.cookies[0] != &giver.cookies[0]]);
+    fabric_transport.memory_release(e[0].self, there);
+    fabric_transport.peer_dead(e[0].self, 1);
+    pair_close(e);
+    free(from);
+    free(too);
+    free(to);
+}
+
+TEST(memory_of_another_get_is_taken_back_as_one_ends) {
+    NEED_LIBFABRIC();
+    memory_of_another_get(0);
+    memory_of_another_get(1);
+}
+
 /* Before libfabric 1.17 ofi_rxm keeps the connection of an address that is removed, and goes on writing what is read from
  * it: only closing the endpoint ends that. */
 TEST(a_peer_dies_and_the_library_is_old) {

@@ -121,38 +121,35 @@ static ddl_status fabric_get_begin(void *self, int32_t peer, void *local, void *
     return DDL_IN_PROGRESS;
 }
 
-/* Tells the host of gets that have left the list; it may begin others. */
-static int fabric_gets_tell(fabric_self *s, fabric_get *ended, ddl_status status) {
-    int events = 0;
-    while (ended != NULL) {
-        fabric_get *g = ended;
-        ended = g->next;
-        void *cookie = g->cookie;
-        ddl_status its = status < 0 ? status : g->failed ? DDL_ERR_SYSTEM : DDL_OK;
-        if (its == DDL_OK) {
-            s->peers[g->peer].link->no_reads_for_ns = 0;
-        }
-        s->host->free(s->host, g);
-        s->host->transferred(s->host, cookie, its);
-        events++;
+/* Takes a get off the list and tells the host, which may begin others meanwhile, or take the memory of one back (fabric_memory_release):
+ * who walks the list starts over. */
+static void fabric_get_tell(fabric_self *s, fabric_get **at, ddl_status status) {
+    fabric_get *g = *at;
+    void *cookie = g->cookie;
+    status = status < 0 ? status : g->failed ? DDL_ERR_SYSTEM : DDL_OK;
+    if (status == DDL_OK) {
+        s->peers[g->peer].link->no_reads_for_ns = 0;
     }
-    return events;
+    *at = g->next;
+    s->host->free(s->host, g);
+    s->host->transferred(s->host, cookie, status);
 }
 
 static int fabric_gets_serve(fabric_self *s) {
-    fabric_get *ended = NULL;
-    for (fabric_get **at = &s->gets; *at != NULL;) {
-        fabric_get *g = *at;
+    int events = 0;
+    for (fabric_get *g = s->gets; g != NULL; g = g->next) {
         fabric_get_pull(s, g);
-        if (g->reading > 0 || (g->asked < g->bytes && !g->failed)) {
-            at = &g->next;
-            continue;
-        }
-        *at = g->next;
-        g->next = ended;
-        ended = g;
     }
-    return fabric_gets_tell(s, ended, DDL_OK);
+    for (fabric_get **at = &s->gets; *at != NULL;) {
+        const fabric_get *g = *at;
+        int ended = g->reading == 0 && (g->failed || g->asked == g->bytes);
+        if (ended) {
+            fabric_get_tell(s, at, DDL_OK);
+            events++;
+        }
+        at = ended ? &s->gets : &(*at)->next;
+    }
+    return events;
 }
 
 /* The memory that is being read into from a peer: see fabric_give_up. */
@@ -177,19 +174,14 @@ static void fabric_gets_forget(fabric_self *s, int32_t peer) {
 }
 
 /* Ends those from a peer, or those into some memory (else NULL), whose reads have ended. */
-static int fabric_gets_end(fabric_self *s, int32_t peer, const fabric_memory *memory, ddl_status status) {
-    fabric_get *ended = NULL;
+static void fabric_gets_end(fabric_self *s, int32_t peer, const fabric_memory *memory, ddl_status status) {
     for (fabric_get **at = &s->gets; *at != NULL;) {
-        fabric_get *g = *at;
-        if (memory != NULL ? g->memory != memory : g->peer != peer) {
-            at = &g->next;
-            continue;
+        int meant = memory != NULL ? (*at)->memory == memory : (*at)->peer == peer;
+        if (meant) {
+            fabric_get_tell(s, at, status);
         }
-        *at = g->next;
-        g->next = ended;
-        ended = g;
+        at = meant ? &s->gets : &(*at)->next;
     }
-    return fabric_gets_tell(s, ended, status);
 }
 
 /* Reads that are under way end in a moment, as a rule; else with the link. */

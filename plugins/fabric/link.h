@@ -141,7 +141,7 @@ static void fabric_landing_release(fabric_self *s, fabric_link *l) { fabric_regi
 static int fabric_poll(fabric_self *s);
 static int fabric_gets_renew(fabric_self *s, int32_t peer);
 static void fabric_gets_forget(fabric_self *s, int32_t peer);
-static int fabric_gets_end(fabric_self *s, int32_t peer, const struct fabric_memory *memory, ddl_status status);
+static void fabric_gets_end(fabric_self *s, int32_t peer, const struct fabric_memory *memory, ddl_status status);
 
 /* ofi_rxm closes the connection of an address that is removed, at once, when it was told so (fabric_library_variables) before
  * it was first used; before 1.17 it knows no such word (pull request 8190 of libfabric), and the read goes on. Of a read whose answer is half
