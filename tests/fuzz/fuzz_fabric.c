@@ -158,7 +158,8 @@ FUZZ_QUIET static void fuzz_address(fuzz *f) {
     memcpy(provider, a.provider, sizeof a.provider - 1);
     const fabric_address *ours = &s->address;
     int same = a.version == ours->version && a.rails == ours->rails && a.name_bytes == ours->name_bytes && a.has_rma == ours->has_rma &&
-               strcmp(provider, ours->provider) == 0 && a.protocol == ours->protocol && a.slot_bytes == ours->slot_bytes;
+               strcmp(provider, ours->provider) == 0 && a.protocol == ours->protocol && a.slot_bytes == ours->slot_bytes &&
+               a.part_bytes == ours->part_bytes;
     ddl_status status = fabric_transport.add_peer(s, peer, &a, sizeof a, "here", &latency, &speed);
     int taken = same && (f->connects || (f->refuses & REFUSES_CM) == 0);
     REQUIRE((status == DDL_OK) == taken && s->peers[peer].known == taken && (latency > 0 && speed > 0) == taken);
@@ -290,6 +291,8 @@ FUZZ_QUIET static void fuzz_op(fuzz *f, uint8_t op) {
     case 8: {
         uint8_t which = fuzz_u8(&f->in), error = fuzz_u8(&f->in);
         if (f->operation_count > 0) {
+            fuzz_operation *o = &f->operations[f->operation_count - 1 - which % f->operation_count];
+            o->length -= o->slot->role == FABRIC_READ && o->error < 0 && (error & 0xf0) == 0xe0; /* a part comes short */
             fuzz_operation_end(f, f->operation_count - 1 - which % f->operation_count, error >= 0xf0 ? error - 0xef : 0);
         }
         break;
