@@ -150,6 +150,7 @@ static void mini_landed(const ddl_host *host, int32_t peer, void *token, ddl_sta
     e->open_landings--;
     e->landing[peer] = NULL;
     e->landing_failed[peer] += status != DDL_OK;
+    e->next[peer] += status == DDL_ERR_CANCELLED; /* that one was given up */
     if (status == DDL_OK) {
         arrived(e, peer, data, bytes, e->landing_number[peer]);
         e->bad += data[bytes] != 0xee;

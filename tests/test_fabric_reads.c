@@ -6,7 +6,7 @@
 #include <sys/wait.h>
 
 /* The receiver does not look: the sender gets its memory back all the same, scribbles over it, and what arrives is what
- * was sent. */
+ * was sent; of data of a message the receiver hears that it does not come. */
 static void recall_of(uint64_t bytes, const char *setting) {
     NEED_LIBFABRIC();
     endpoint *e = world_open(2, setting, NULL);
@@ -18,19 +18,20 @@ static void recall_of(uint64_t bytes, const char *setting) {
     fabric_transport.recall(e[0].self, 1, &l.message);
     CHECK(test_now_s() - start < 1 * test_slow());
     memset(l.payload, 0x11, bytes);
-    DRIVE(e, 2, e[1].arrived[0] == 2) {}
+    int data = fabric_is_data(bytes);
+    DRIVE(e, 2, (data ? e[1].landing_failed[0] == 1 : e[1].arrived[0] == 2)) {}
     CHECK_EQ(l.returned, 0);
     CHECK_EQ(e[1].lost[0], 0);
     free(l.payload);
     letter_free(&first);
     post(&e[0], 1, &first, 400000);
-    DRIVE(e, 2, e[1].arrived[0] == 3 && first.returned == first.borrowed) {}
+    DRIVE(e, 2, e[1].arrived[0] == (uint64_t)(3 - data) && first.returned == first.borrowed) {}
     letter_free(&first);
     world_end(e, 2);
 }
 
 TEST(recall_of_a_payload) { recall_of(1 << 20, NULL); }
-TEST(recall_of_a_payload_that_no_socket_holds) { recall_of(16 << 20, NULL); }
+TEST(recall_of_data_that_no_socket_holds) { recall_of(16 << 20, NULL); }
 TEST(recall_of_an_offer) { recall_of(1 << 20, "FABRIC_FORCE_MR=local"); }
 TEST(recall_of_what_goes_in_pieces) { recall_of(1 << 20, "FABRIC_FORCE_NO_RMA=1"); }
 
@@ -68,10 +69,90 @@ static void recalls_in_a_row(int each, uint64_t bytes, const char *setting) {
     world_end(e, PEERS + 1);
 }
 
-TEST(recalls_of_payloads_in_a_row) { recalls_in_a_row(4, 6 << 20, NULL); }
+/* More than a socket holds. */
+TEST(recalls_of_payloads_in_a_row) { recalls_in_a_row(12, 1 << 20, NULL); }
 TEST(recalls_of_offers_in_a_row) { recalls_in_a_row(4, 60000, "FABRIC_FORCE_MR=local"); }
 /* So many that there is no credit for a word about each. */
 TEST(recalls_of_many_offers_in_a_row) { recalls_in_a_row(FABRIC_WINDOW - 4, 60000, "FABRIC_FORCE_MR=local"); }
+
+static uint64_t taken_bytes, taken_most; /* by the plugin of rank 0, in all and at once */
+
+static void *counted_alloc(const ddl_host *host, size_t bytes) {
+    of(host)->blocks++;
+    taken_bytes += bytes;
+    taken_most = bytes > taken_most ? bytes : taken_most;
+    return malloc(bytes);
+}
+
+/* The data of sends to ranks none of which looks is given up: that takes no memory for each, and no link. goes: so many of two have begun. */
+static void data_is_given_up(const char *setting, int goes) {
+    NEED_LIBFABRIC();
+    enum { PEERS = 7, EACH = 2, BYTES = DDL_MESSAGE_DATA_BYTES };
+    endpoint *e = world_open(PEERS + 1, setting, NULL);
+    uint8_t *tensor = malloc(BYTES + 1);
+    letter first[PEERS], l[PEERS][EACH], next;
+    for (int i = 0; i < PEERS; i++) {
+        post(&e[0], i + 1, &first[i], 400000);
+        DRIVE(e, PEERS + 1, e[i + 1].arrived[0] == 1 && first[i].returned == first[i].borrowed) {}
+        e[i + 1].discard = 1; /* what is in the memory is not looked at: the letters share it */
+    }
+    for (int i = 0; i < PEERS * EACH; i++) {
+        CHECK_EQ(post_in(&e[0], i % PEERS + 1, &l[i % PEERS][i / PEERS], BYTES, tensor), DDL_IN_PROGRESS);
+    }
+    for (int i = 0; i < 20; i++) {
+        fabric_transport.progress(e[0].self, -1);
+    }
+    e[0].host.alloc = counted_alloc;
+    taken_bytes = taken_most = 0;
+    double start = test_now_s();
+    for (int i = 0; i < PEERS * EACH; i++) {
+        fabric_transport.recall(e[0].self, i % PEERS + 1, &l[i % PEERS][i / PEERS].message);
+    }
+    double took = test_now_s() - start;
+    printf("     %d recalls of 16 MiB took %.0f ms and %.1f MiB\n", PEERS * EACH, took * 1e3, (double)taken_bytes / (1 << 20));
+    CHECK(taken_bytes < 1 << 20);
+    CHECK(took < 0.15 * test_slow());
+    e[0].host.alloc = mini_alloc;
+    free(tensor);
+    for (int i = 0; i < PEERS; i++) {
+        e[i + 1].next[0] += (uint64_t)(EACH - goes); /* the others are forgotten */
+        post(&e[0], i + 1, &next, 100000);
+        DRIVE(e, PEERS + 1, e[i + 1].arrived[0] + (uint64_t)e[i + 1].landing_failed[0] == 2 + (uint64_t)goes && next.returned == next.borrowed) {}
+        CHECK_EQ(e[i + 1].lost[0] + e[0].lost[i + 1], 0);
+        CHECK_EQ(e[i + 1].open_landings, 0);
+        letter_free(&first[i]);
+        letter_free(&next);
+        for (int k = 0; k < EACH; k++) {
+            CHECK_EQ(l[i][k].returned, 0);
+        }
+    }
+    world_end(e, PEERS + 1);
+}
+
+TEST(data_that_is_given_up) { data_is_given_up(NULL, 2); }
+TEST(data_on_offer_that_is_given_up) { data_is_given_up("FABRIC_FORCE_MR=local", 2); }
+TEST(data_in_pieces_that_is_given_up) { data_is_given_up("FABRIC_FORCE_NO_RMA=1", 1); }
+
+static uint64_t no_memory_left(const ddl_host *host) { return (void)host, 0; }
+
+/* A copy that a container does not allow is not made: the process would be killed. The link ends as where there is no memory. */
+TEST(a_copy_that_a_container_does_not_allow) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(2, NULL, NULL);
+    letter first, l;
+    post(&e[0], 1, &first, 400000);
+    DRIVE(e, 2, e[1].arrived[0] == 1 && first.returned == first.borrowed) {}
+    CHECK_EQ(post(&e[0], 1, &l, 1 << 20), DDL_IN_PROGRESS);
+    e[0].host.memory_left = no_memory_left;
+    fabric_transport.recall(e[0].self, 1, &l.message);
+    memset(l.payload, 0x11, 1 << 20);
+    free(l.payload);
+    DRIVE(e, 2, e[0].lost[1] == 1 && e[1].lost[0] == 1) {}
+    CHECK_EQ(e[0].lost_error[1], ENOMEM);
+    CHECK_EQ(l.returned, 0);
+    letter_free(&first);
+    world_end(e, 2);
+}
 
 /* In a row that has lasted for longer than a peer is waited for, each recall still has time to be told: nobody is cut. */
 TEST(a_row_of_recalls_that_lasts_cuts_nobody) {
@@ -252,8 +333,7 @@ TEST(a_sender_that_stopped_in_the_middle_can_be_declared_dead) {
     world_end(e, 3);
 }
 
-/* A sender gives up when a payload is half-way, and frees the memory: the rest is not sent from there, and what arrives is what
- * was sent. */
+/* A sender gives up when data is half-way, and frees the memory: the rest is not sent from there, and the receiver hears so. */
 TEST(recall_of_what_has_come_half) {
     NEED_LIBFABRIC();
     enum { BYTES = 16 << 20 };
@@ -265,10 +345,10 @@ TEST(recall_of_what_has_come_half) {
     CHECK(test_now_s() - start < 1 * test_slow());
     memset(l.payload, 0x11, BYTES);
     free(l.payload);
-    DRIVE(e, 2, e[1].arrived[0] == 1) {}
+    DRIVE(e, 2, e[1].landing_failed[0] == 1) {}
     CHECK_EQ(l.returned, 0);
     post(&e[0], 1, &next, 1 << 20);
-    DRIVE(e, 2, e[1].arrived[0] == 2 && next.returned == 1) {}
+    DRIVE(e, 2, e[1].arrived[0] == 1 && next.returned == 1) {}
     CHECK_EQ(e[0].lost[1] + e[1].lost[0], 0);
     CHECK_EQ(self_of(&e[1])->peers[0].link->in_lost, 1);
     CHECK_EQ(self_of(&e[1])->peers[0].link->way[FABRIC_IN].number, 2); /* by a new connection */
@@ -351,7 +431,7 @@ TEST(a_forked_child_hides_no_end) {
     double start = test_now_s();
     fabric_transport.recall(e[0].self, 1, &l.message);
     free(l.payload);
-    DRIVE(e, 2, e[1].arrived[0] == 1) {}
+    DRIVE(e, 2, e[1].landing_failed[0] == 1) {}
     CHECK(test_now_s() - start < 5 * test_slow());
     for (double until = test_now_s() + 0.3; test_now_s() < until;) {
         progress_all(e, 2); /* the last acknowledgements */
@@ -712,6 +792,34 @@ TEST(a_rank_that_computes_does_not_suspect_the_network) {
         letter_free(&l);
         world_end(e, 2);
     }
+}
+
+/* A reader that slept before it read does not know that the sender has given the data up, and freed it: its read fails, and it hears so. */
+TEST(data_that_is_read_after_it_was_given_up) {
+    NEED_LIBFABRIC();
+    world_detail = "tcp;ofi_rxm";
+    endpoint *e = world_open(2, "FABRIC_FORCE_MR=local", NULL);
+    world_detail = "tcp";
+    letter first, l, next;
+    post(&e[0], 1, &first, 8);
+    DRIVE(e, 2, e[1].arrived[0] == 1) {}
+    fabric_link *link = self_of(&e[1])->peers[0].link;
+    hooks.of = e[1].self;
+    hooks.read = no_read;
+    CHECK_EQ(post(&e[0], 1, &l, 4 << 20), DDL_IN_PROGRESS);
+    DRIVE(e, 2, link->landing.active) {}
+    fabric_transport.recall(e[0].self, 1, &l.message);
+    free(l.payload);
+    hooks_end();
+    fabric_pull(e[1].self, link); /* before it hears of that */
+    CHECK_EQ(link->landing.reading, 1);
+    DRIVE(e, 2, e[1].landing_failed[0] == 1) {}
+    post(&e[0], 1, &next, 1 << 20);
+    DRIVE(e, 2, e[1].arrived[0] == 2 && next.returned == 1) {}
+    CHECK_EQ(e[0].lost[1] + e[1].lost[0], 0);
+    letter_free(&first);
+    letter_free(&next);
+    world_end(e, 2);
 }
 
 /* A payload that nothing takes for a second is asked for as messages; the next one goes by a new connection. */

@@ -106,6 +106,10 @@ static void fabric_queue_pop(fabric_link *l) {
     }
 }
 
+/* Only data of a message that its receiver has asked for comes in frames longer than others (max_payload_bytes of ddl_transport). When
+ * the core recalls some it says to the receiver, behind it, that no more comes: nothing has to take its place. */
+static int fabric_is_data(uint64_t payload_bytes) { return payload_bytes > DDL_MESSAGE_PAYLOAD_BYTES; }
+
 /* What is noted in a message that we hold: how much of it went in pieces, and whether it is our own copy. */
 enum { FABRIC_DONE_BYTES, FABRIC_IS_COPY, FABRIC_NO_OFFER, FABRIC_BEGUN };
 

@@ -136,6 +136,9 @@ static int fabric_put_ordered(fabric_self *s, fabric_link *l, uint8_t kind, cons
     return went;
 }
 
+/* A copy of a message without its payload: fabric_orphan. In place of what was still to come, its receiver gets nothing. */
+static int fabric_is_given_up(const ddl_message *m) { return m->payload == NULL && m->payload_bytes > 0; }
+
 /* In as many pieces as it takes. */
 static int fabric_send_pieces(fabric_self *s, fabric_link *l, ddl_message *m) {
     uint64_t *done = &m->priv[FABRIC_DONE_BYTES];
@@ -144,6 +147,7 @@ static int fabric_send_pieces(fabric_self *s, fabric_link *l, ddl_message *m) {
         size_t head_bytes = begun ? 0 : DDL_MESSAGE_HEADER_BYTES;
         uint64_t room = s->slot_bytes - sizeof(fabric_head) - head_bytes, left = m->payload_bytes - *done;
         size_t bytes = (size_t)(left < room ? left : room);
+        bytes = fabric_is_given_up(m) ? 0 : bytes;
         uint8_t kind = begun ? FABRIC_PIECE : bytes == m->payload_bytes ? FABRIC_WHOLE : FABRIC_FIRST;
         const uint8_t *from = bytes > 0 ? (const uint8_t *)m->payload + *done : NULL;
         if (fabric_put_ordered(s, l, kind, m->header, head_bytes, from, bytes, bytes) != FABRIC_GONE) {
@@ -151,7 +155,7 @@ static int fabric_send_pieces(fabric_self *s, fabric_link *l, ddl_message *m) {
         }
         m->priv[FABRIC_BEGUN] = 1;
         *done += bytes;
-    } while (*done < m->payload_bytes);
+    } while (*done < m->payload_bytes && !fabric_is_given_up(m));
     return FABRIC_GONE;
 }
 
@@ -285,18 +289,19 @@ static int fabric_send_one(fabric_self *s, fabric_link *l, ddl_message *m) {
 
 /* What the peer could not read is sent, each part with its place. Returns whether all of it went. */
 static int fabric_send_repair(fabric_self *s, fabric_link *l, fabric_offer *o) {
+    int given_up = fabric_is_given_up(o->message);
     while (o->repaired < o->message->payload_bytes) {
         uint64_t room = s->slot_bytes - sizeof(fabric_head) - sizeof(uint64_t);
         uint64_t left = o->message->payload_bytes - o->repaired;
-        size_t bytes = (size_t)(left < room ? left : room);
+        size_t bytes = given_up ? 0 : (size_t)(left < room ? left : room);
         fabric_head head = fabric_head_of(s, l, FABRIC_REPAIR, o->number, bytes);
-        const uint8_t *from = (const uint8_t *)o->message->payload + o->repaired;
+        const uint8_t *from = given_up ? NULL : (const uint8_t *)o->message->payload + o->repaired;
         if (!fabric_may_send(l, 0) ||
             fabric_put(s, l, &head, &o->repaired, sizeof o->repaired, from, bytes) != FABRIC_GONE) {
             return 0;
         }
         l->spent++;
-        o->repaired += bytes;
+        o->repaired += given_up ? left : bytes;
     }
     return 1;
 }

@@ -341,7 +341,7 @@ static void fabric_turns(fabric_self *s, fabric_link *l);
 
 static int fabric_is_withdrawn(const fabric_link *l) { return (l->withdrawn >> l->pulled % 64 & 1) != 0; }
 
-static void fabric_landing_end(fabric_self *s, fabric_link *l) {
+static void fabric_landing_end(fabric_self *s, fabric_link *l, ddl_status status) {
     fabric_landing *in = &l->landing;
     fabric_landing_release(s, l);
     in->active = 0;
@@ -351,7 +351,7 @@ static void fabric_landing_end(fabric_self *s, fabric_link *l) {
         l->ack_due = 1; /* the sender waits for its memory */
         fabric_backlog_add(s, l);
     }
-    s->host->landed(s->host, l->peer, in->token, DDL_OK);
+    s->host->landed(s->host, l->peer, in->token, status);
 }
 
 /* The core does not take what came. */
@@ -546,7 +546,7 @@ static void fabric_pull_refuse(fabric_self *s, fabric_link *l) {
 /* What was read may be used. */
 static void fabric_read_well(fabric_self *s, fabric_link *l) {
     l->no_reads_for_ns = 0;
-    fabric_landing_end(s, l);
+    fabric_landing_end(s, l, DDL_OK);
     fabric_turns(s, l);
 }
 
@@ -592,6 +592,10 @@ static void fabric_damaged(fabric_self *s, fabric_link *l) {
 /* Part of a payload that is sent, not read. */
 static void fabric_land_bytes(fabric_self *s, fabric_link *l, uint64_t at, const uint8_t *from, uint64_t bytes) {
     fabric_landing *in = &l->landing;
+    if (in->active && bytes == 0 && fabric_is_data(in->bytes)) { /* its sender has given it up */
+        fabric_landing_end(s, l, DDL_ERR_CANCELLED);
+        return;
+    }
     if (!in->active || at > in->bytes || bytes > in->bytes - at || (bytes == 0 && in->bytes > 0)) {
         fabric_damaged(s, l);
         return;
@@ -601,7 +605,7 @@ static void fabric_land_bytes(fabric_self *s, fabric_link *l, uint64_t at, const
     }
     in->done += bytes;
     if (in->done >= in->bytes) {
-        fabric_landing_end(s, l);
+        fabric_landing_end(s, l, DDL_OK);
     }
 }
 
@@ -621,7 +625,7 @@ static void fabric_on_offer(fabric_self *s, fabric_link *l, const uint8_t *heade
     if (in->bytes != body.bytes || in->bytes == 0) {
         fabric_damaged(s, l);
     } else if (in->to == NULL && !s->connects) {
-        fabric_landing_end(s, l);
+        fabric_landing_end(s, l, DDL_OK);
     } else {
         fabric_pull_begin(s, l);
     }

@@ -52,7 +52,7 @@ enum {
 enum {
     FABRIC_WHOLE = 1, /* a message of the core's with all of its payload */
     FABRIC_FIRST,     /* the same, with the first part of its payload; PIECEs follow */
-    FABRIC_PIECE,
+    FABRIC_PIECE,  /* of nothing: no more comes, nor by a REPAIR of nothing (fabric_is_data) */
     FABRIC_OFFER,  /* a message whose payload is to be read: fabric_offer_body */
     FABRIC_REFUSE, /* the payload of an offer cannot be read: send it */
     FABRIC_REPAIR, /* a part of what was refused, at its place */

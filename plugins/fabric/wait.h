@@ -4,7 +4,7 @@
 
 #include "device.h"
 
-enum { FABRIC_BLIND_NS = 500000, FABRIC_ROUNDS = 4 };
+enum { FABRIC_BLIND_NS = 500000, FABRIC_ROUNDS = 4, FABRIC_ASK_BYTES = 256 << 10 };
 
 /* What progress does, but for the end of a transport. */
 static int32_t fabric_move(fabric_self *s) {
@@ -140,18 +140,22 @@ static ddl_status fabric_wait_open(fabric_self *s) {
 
 /* >>memory_back */
 
-/* A payload and its message, to go on with when the core has taken its own back. */
+/* A message, to go on with when the core has taken its own back, and its payload, unless that is given up (fabric_is_data). Of memory
+ * beyond what a container allows the process would be killed: NULL, as where there is none. */
 static ddl_message *fabric_orphan(fabric_self *s, const ddl_message *m) {
-    ddl_message *copy = s->host->alloc(s->host, sizeof *copy + (size_t)m->payload_bytes);
+    size_t bytes = fabric_is_data(m->payload_bytes) ? 0 : (size_t)m->payload_bytes;
+    int asks = bytes >= FABRIC_ASK_BYTES && DDL_HAS(s->host, memory_left);
+    int room = !asks || s->host->memory_left(s->host) >= bytes + FABRIC_ASK_BYTES;
+    ddl_message *copy = room ? s->host->alloc(s->host, sizeof *copy + bytes) : NULL;
     if (copy != NULL) {
         *copy = *m;
         copy->priv[FABRIC_IS_COPY] = 1;
-        copy->payload = memcpy(copy + 1, m->payload, (size_t)m->payload_bytes);
+        copy->payload = bytes > 0 ? memcpy(copy + 1, m->payload, bytes) : NULL;
     }
     return copy;
 }
 
-/* Reads that begin from now on see the copy: the region of that key lies there now. Where the provider chooses keys or
+/* Reads that begin from now on see the copy: the region of that key lies there now; or nothing, where that has no payload. Where the provider chooses keys or
  * addresses, that cannot be done, and need not: it is an adapter, which reads memory that it holds pinned. */
 static void fabric_offer_move(fabric_self *s, fabric_offer *o, const ddl_message *copy) {
     struct fid_mr **mr = o->region->mr;
@@ -159,7 +163,8 @@ static void fabric_offer_move(fabric_self *s, fabric_offer *o, const ddl_message
     for (int32_t i = 0; i < s->rail_count && ours && (s->mr_mode & (FI_MR_PROV_KEY | FI_MR_VIRT_ADDR)) == 0; i++) {
         uint64_t key = fi_mr_key(mr[i]);
         fabric_mr_close(&mr[i]);
-        int result = fabric_mr_try(&s->rails[i], copy->payload, copy->payload_bytes, FI_REMOTE_READ, FABRIC_HOST, key, &mr[i]);
+        int result = fabric_is_given_up(copy) ? -FI_ECANCELED
+                         : fabric_mr_try(&s->rails[i], copy->payload, copy->payload_bytes, FI_REMOTE_READ, FABRIC_HOST, key, &mr[i]);
         (void)fabric_mr_made(s, &s->rails[i], result, &mr[i]); /* else the peer's read fails, and it asks for pieces */
     }
 }
@@ -223,20 +228,23 @@ static int fabric_offer_withdraw(fabric_self *s, fabric_link *l, fabric_offer *o
     return o->withdrawn == 3;
 }
 
-/* No part of a payload is under way when this returns: the kernel has what was, or the connection is closed. */
+/* No part of a payload is under way when this returns: the kernel has what was, or the connection is closed; also where the rest is
+ * given up, as what comes behind it would be taken for it. For that no peer is waited for which does not look. */
 static int fabric_stream_hold(fabric_self *s, fabric_link *l, fabric_offer *o) {
     uint64_t begun = s->host->now_ns(s->host), now = begun;
+    fabric_way *out = &l->way[FABRIC_OUT];
+    int data = fabric_is_data(o->message->payload_bytes);
     o->held = 1;
     do {
         fabric_poll(s);
         s->again = 1;
         now = s->host->now_ns(s->host);
     } while (o->streaming > 0 && !s->failed && l->broken == 0 &&
-             (now - begun < FABRIC_AWAKE_NS || now - s->recall_ns < FABRIC_CUT_NS));
-    if (o->streaming > 0) {
-        fabric_log(s, DDL_LOG_INFO, "rank %d takes nothing, and the memory of a message is wanted back: what it has not got "
-                   "is sent anew", l->peer);
-        fabric_way_close(s, &l->way[FABRIC_OUT]);
+             (data ? now - s->recall_ns < FABRIC_AWAKE_NS : now - begun < FABRIC_AWAKE_NS || now - s->recall_ns < FABRIC_CUT_NS));
+    if (o->way == out->number && (o->streaming > 0 || (data && o->streamed < o->message->payload_bytes))) {
+        fabric_log(s, DDL_LOG_INFO, "rank %d has not taken all of a message whose memory is wanted back: its connection for payloads is "
+                   "made anew", l->peer);
+        fabric_way_close(s, out);
     }
     return l->broken == 0;
 }
@@ -274,7 +282,7 @@ static int fabric_recall_offer(fabric_self *s, fabric_link *l, const ddl_message
     return 1;
 }
 
-/* Of a message that went in part the rest must follow, or the peer would take the next for it: a copy does. */
+/* Of a message that went in part the rest must follow, or the peer would take the next for it: a copy does, or the word that it does not. */
 static void fabric_recall(void *self, int32_t peer, ddl_message *m) {
     fabric_self *s = self;
     fabric_link *l = s->peers[peer].link;
