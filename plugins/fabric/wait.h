@@ -155,8 +155,8 @@ static ddl_message *fabric_orphan(fabric_self *s, const ddl_message *m) {
     return copy;
 }
 
-/* Reads that begin from now on see the copy: the region of that key lies there now; or nothing, where that has no payload. Where the provider chooses keys or
- * addresses, that cannot be done, and need not: it is an adapter, which reads memory that it holds pinned. */
+/* Reads that begin from now on see the copy: the region of that key lies there now; or nothing, where that has no payload. Where the
+ * provider chooses keys or addresses, that cannot be done, and need not: it is an adapter, which reads memory that it holds pinned. */
 static void fabric_offer_move(fabric_self *s, fabric_offer *o, const ddl_message *copy) {
     struct fid_mr **mr = o->region->mr;
     int ours = o->region->id == 0 && !s->failed; /* of this message alone: it was never kept for others */
