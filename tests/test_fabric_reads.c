@@ -111,7 +111,7 @@ static void data_is_given_up(const char *setting, int goes) {
     double took = test_now_s() - start;
     printf("     %d recalls of 16 MiB took %.0f ms and %.1f MiB\n", PEERS * EACH, took * 1e3, (double)taken_bytes / (1 << 20));
     CHECK(taken_bytes < 1 << 20);
-    CHECK(took < 0.15 * test_slow());
+    CHECK(took < 0.3 * test_slow());
     e[0].host.alloc = mini_alloc;
     free(tensor);
     for (int i = 0; i < PEERS; i++) {
