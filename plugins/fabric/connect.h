@@ -233,8 +233,8 @@ static int fabric_strand_call(fabric_self *s, fabric_strand *strand, const uint8
 static void fabric_way_call(fabric_self *s, fabric_way *w) {
     const fabric_peer *p = &s->peers[w->link->peer];
     fabric_hello hello = {.token = p->token_out, .source = s->rank, .kind = (uint32_t)w->kind, .number = ++w->number};
-    uint64_t waits_ns = w->link->send_waits_ns;
-    if (w->kind == FABRIC_WORDS && (waits_ns == 0 || w->since_ns < waits_ns)) {
+    const fabric_stall *stall = &w->link->send_stall;
+    if (w->kind == FABRIC_WORDS && (stall->looked_ns == 0 || w->since_ns < stall->since_ns)) {
         w->failures = 0; /* those before were of another time: nothing was to be sent meanwhile */
     }
     w->called_ns = s->host->now_ns(s->host);

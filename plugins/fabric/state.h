@@ -91,9 +91,9 @@ typedef struct fabric_address {
     uint8_t names[FABRIC_ADDRESS_BYTES - 52];
 } fabric_address;
 
-/* For how long something has been tried in vain: fabric_stall_look. */
+/* Since when, and for how long, something has been tried in vain: fabric_stall_look. All 0: it is not. */
 typedef struct fabric_stall {
-    uint64_t looked_ns, waited_ns; /* 0: it is not */
+    uint64_t since_ns, looked_ns, waited_ns;
 } fabric_stall;
 
 /* One operation of libfabric: a receive, a send with its buffer, or a read. The context is what its completion names. */
@@ -332,12 +332,13 @@ static void *fabric_zalloc(fabric_self *s, size_t bytes) {
  * waited for nobody. */
 static uint64_t fabric_stall_look(fabric_self *s, fabric_stall *stall) {
     uint64_t now = s->host->now_ns(s->host), since = stall->looked_ns != 0 ? now - stall->looked_ns : 0;
+    stall->since_ns = stall->looked_ns != 0 ? stall->since_ns : now;
     stall->waited_ns += since < FABRIC_STALL_NS ? since : FABRIC_STALL_NS;
     stall->looked_ns = now;
     return stall->waited_ns;
 }
 
-static void fabric_stall_end(fabric_stall *stall) { *stall = (fabric_stall){0, 0}; }
+static void fabric_stall_end(fabric_stall *stall) { *stall = (fabric_stall){0, 0, 0}; }
 
 /* To be served by the next progress, whenever that is. */
 static void fabric_backlog_keep(fabric_self *s, fabric_link *l) {
