@@ -2,6 +2,7 @@
 both, and the same promises as over built-in TCP about cuts, resets, slow cables, stopped and killed ranks; a model that is
 trained over it has the same loss.
 tests/run: timeout=1000 waits=yes """
+import contextlib
 import csv
 import os
 import pathlib
@@ -11,7 +12,7 @@ import time
 
 from harness import BUILD, check, good, main, scratch, sh, skip, test
 from host_faults import promise
-from jobs import Job, drop_rule, program, two_hosts, within
+from jobs import Job, causes, check_causes, drop_rule, program, ranks_in, two_hosts, within
 from transport_suites import THIN
 
 RANK = program()
@@ -82,9 +83,9 @@ def shared_memory_inside_and_fabric_between():
                 j.output(0).replace(" (first of DDL_TRANSPORTS that reaches them)", ""), "other transports were taken")
 
 
-@test
-def two_rails_share_what_is_read():
-    """A second cable beside the first: both carry, and the sums are right."""
+@contextlib.contextmanager
+def two_cables(**more):
+    """A second cable beside the first, and the variables of a job over both."""
     with two_hosts() as hosts:
         good(f"ip -n {hosts.name['A']} link add ddla2 type veth peer name ddlb2 netns {hosts.name['B']}")
         for side, device, address in (("A", "ddla2", "10.79.0.1"), ("B", "ddlb2", "10.79.0.2")):
@@ -94,10 +95,79 @@ def two_rails_share_what_is_read():
         while hosts.run("B", "cat /sys/class/net/ddlb2/operstate") != "up\n":
             check(time.monotonic() < end, "the second cable did not come up")
             time.sleep(0.05)
-        with job(hosts, "once 4194304", "AB", DDL_FABRIC_RAILS=2, DDL_FABRIC_SUBNET="10.78.0.0/15") as j:
-            j.succeed()
-            sent = [int(hosts.run("A", f"cat /sys/class/net/{device}/statistics/tx_bytes")) for device in ("ddla", "ddla2")]
-            j.check(min(sent) > 4 << 20, f"{sent} bytes went over the two cables, of 16 MiB and more")
+        yield hosts, {"DDL_FABRIC_RAILS": 2, "DDL_FABRIC_SUBNET": "10.78.0.0/15", **more}
+
+
+def sent_over(hosts):
+    return [int(hosts.run(side, f"cat /sys/class/net/ddl{side.lower()}{n}/statistics/tx_bytes")) for side in "AB" for n in ("", 2)]
+
+
+# As two adapters: each rail has an endpoint, addresses, and a domain with keys of its own, and what is large is read. Its connection is made by
+# the first read, in which the peer's process helps.
+ADAPTERS = {"DDL_TRANSPORTS": "fabric:tcp;ofi_rxm", "DDL_FABRIC_FORCE_MR": "local"}
+
+
+def share(least, words, layout, **more):
+    with two_cables(**more) as (hosts, env), job(hosts, words, layout, **env) as j:
+        j.succeed()
+        sent = sent_over(hosts)
+        j.check(min(sent) > least, f"{sent} bytes went over the two cables, both ways; {least} on each at least")
+        j.check("comes through buffers" not in "".join(j.output(r) for r in range(len(layout))), "not all could be read")
+
+
+@test
+def two_rails_share_what_is_read():
+    """A second cable beside the first: both carry, and the sums are right."""
+    share(4 << 20, "once 4194304", "AB")
+
+
+@test
+def two_rails_of_adapters_share_what_is_read():
+    share(4 << 20, "once 4194304", "AB", **ADAPTERS)
+
+
+@test
+def all_collectives_over_two_rails_of_adapters():
+    share(1 << 20, "correct", "AABB", **ADAPTERS)
+
+
+@test
+def a_rank_is_killed_while_two_rails_of_adapters_read_from_it():
+    """What was under way on both rails ends with its process; the endpoint stays, and the others go on."""
+    with two_cables(**ADAPTERS) as (hosts, env), job(hosts, "loop 1000000 600 0", "AABB", **env) as j:
+        j.until("looping")
+        time.sleep(0.5)
+        since = time.monotonic()
+        j.signal(3, signal.SIGKILL)
+        j.finish(40)
+        check_causes(j, [0, 1, 2], [3], since, 1)
+        for rank in (0, 1, 2):
+            j.check("DDL_OK 3" in j.lines(rank, "shrink")[0] and j.lines(rank, "survived"), f"rank {rank} did not go on")
+            j.check("the endpoint is closed" not in j.output(rank), f"rank {rank} closed its endpoint")
+
+
+def cut_rail(**more):
+    """The core's connections and all messages go by the first cable: nobody is dead. What was asked of the second is neither there nor
+    failed, so the operation ends at its deadline, and says who it waits for; no sum is wrong."""
+    with two_cables(**more) as (hosts, env), job(hosts, "loop 1000000 60 0", "AB", DDL_TIMEOUT_MS=4000, **env) as j:
+        j.until("looping")
+        time.sleep(0.3)
+        before = sent_over(hosts)
+        hosts.run("A", "ip link set ddla2 down")
+        j.finish(40)
+        check(min(before) > 1 << 20, f"{before} bytes went over the two cables: only one was used")
+        for rank, (_, status, text) in causes(j, [0, 1]).items():
+            j.check(status == "DDL_ERR_TIMEOUT" and ranks_in(text) == {0, 1}, f"rank {rank}: {status} {text}")
+
+
+@test
+def where_the_second_of_two_cables_is_cut_the_deadline_ends_it():
+    cut_rail()
+
+
+@test
+def where_the_second_of_two_adapters_is_cut_the_deadline_ends_it():
+    cut_rail(**ADAPTERS)
 
 
 @test
