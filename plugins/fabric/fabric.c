@@ -20,8 +20,8 @@
  *     DDL_FABRIC_CACHE_BYTES   4G; and so many bytes
  *     DDL_FABRIC_PROGRESS      auto or manual; the provider's own choice without it
  * and for tests, what only some providers do:
- *     DDL_FABRIC_FORCE_UNORDERED 1, _NO_RMA 1, _NO_WAIT 1, _NO_INJECT 1, _EVENTS 1, _MAX_MESSAGE bytes, _MR local,virt_addr,...,
- *     _FAIL_REGISTRATION n (every n-th fails)
+ *     DDL_FABRIC_FORCE_UNORDERED 1, _NO_RMA 1, _NO_WAIT 1, _NO_INJECT 1, _EVENTS 1, _DROPS 1, _MAX_MESSAGE bytes,
+ *     _MR local,virt_addr,..., _FAIL_REGISTRATION n (every n-th fails)
  *
  * All calls come under the context's lock: there are no locks here, and no globals, as one process may play many
  * ranks, except for what is the process's: its environment, its signal handlers, whether it had libfabric (library.h). */
@@ -136,6 +136,7 @@ static int fabric_settings_read(fabric_self *s) {
     s->force_no_rma = fabric_setting_on(host, "FABRIC_FORCE_NO_RMA");
     s->force_no_wait = fabric_setting_on(host, "FABRIC_FORCE_NO_WAIT");
     s->force_events = fabric_setting_on(host, "FABRIC_FORCE_EVENTS");
+    s->force_drops = fabric_setting_on(host, "FABRIC_FORCE_DROPS");
     s->offer_bytes = FABRIC_OFFER_BYTES;
     s->max_read = 1u << 30;
     s->cache.most = FABRIC_REGIONS;
@@ -598,8 +599,8 @@ static const ddl_transport fabric_transport = {
 static const char *const fabric_names[] = {
     "FABRIC_PROVIDER", "FABRIC_DOMAIN", "FABRIC_INTERFACE", "FABRIC_SUBNET", "FABRIC_RAILS", "FABRIC_OFFER_BYTES",
     "FABRIC_CACHE", "FABRIC_CACHE_BYTES", "FABRIC_PROGRESS", "FABRIC_FORCE_UNORDERED", "FABRIC_FORCE_NO_RMA",
-    "FABRIC_FORCE_NO_WAIT", "FABRIC_FORCE_NO_INJECT", "FABRIC_FORCE_EVENTS", "FABRIC_FORCE_MAX_MESSAGE",
-    "FABRIC_FORCE_MR", "FABRIC_FORCE_FAIL_REGISTRATION", NULL};
+    "FABRIC_FORCE_NO_WAIT", "FABRIC_FORCE_NO_INJECT", "FABRIC_FORCE_EVENTS", "FABRIC_FORCE_DROPS",
+    "FABRIC_FORCE_MAX_MESSAGE", "FABRIC_FORCE_MR", "FABRIC_FORCE_FAIL_REGISTRATION", NULL};
 
 static const ddl_plugin fabric_plugin = {
     .size = sizeof(ddl_plugin),

@@ -152,7 +152,7 @@ static void fabric_gets_end(fabric_self *s, int32_t peer, const struct fabric_me
  * way it may lose the completion (tcp of libfabric 1.17 does); nothing is written any more nevertheless. */
 static int fabric_closes_connections(const fabric_self *s) {
     const char *cleanup = getenv("FI_AV_REMOVE_CLEANUP");
-    return FI_VERSION_GE(s->lib.version(), FI_VERSION(1, 17)) && !s->lib.late && cleanup != NULL && strchr("1tTyY", cleanup[0]) != NULL &&
+    return !s->force_drops && FI_VERSION_GE(s->lib.version(), FI_VERSION(1, 17)) && !s->lib.late && cleanup != NULL && strchr("1tTyY", cleanup[0]) != NULL &&
            strstr(s->rails[0].info->fabric_attr->prov_name, ";ofi_rxm") != NULL;
 }
 
@@ -161,7 +161,7 @@ static int fabric_closes_connections(const fabric_self *s) {
  * still do with our memory it does by our registrations: as we ask for FI_MR_LOCAL, EFA has none of its own (efa_user_info.c;
  * verbs keeps them below us). Between ranks of one host it reads by shared memory, which is not ended so. */
 static int fabric_drops_completions(const fabric_self *s) {
-    return (s->mr_mode & FI_MR_LOCAL) != 0 && strcmp(s->rails[0].info->fabric_attr->prov_name, "efa") == 0;
+    return (s->mr_mode & FI_MR_LOCAL) != 0 && (s->force_drops || strcmp(s->rails[0].info->fabric_attr->prov_name, "efa") == 0);
 }
 
 /* Others get as many send buffers as those to this peer, whose completions never come. */

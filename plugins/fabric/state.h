@@ -282,7 +282,7 @@ typedef struct fabric_self {
     int epoll, timer;
     int ticking; /* the timer runs */
     int armed;   /* somebody may sleep on our descriptor */
-    int force_unordered, force_no_rma, force_no_wait, force_events;
+    int force_unordered, force_no_rma, force_no_wait, force_events, force_drops;
     int force_mr; /* FI_MR_... */
     uint32_t force_seed;
     uint64_t fail_registration; /* for tests: of every so many registrations one fails */
