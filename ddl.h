@@ -19933,7 +19933,7 @@ struct ddl_request {
     uint8_t lent;   /* frames of its data that are the transport's: 1 by out, 2 by out_next */
     ddl_status unsent; /* why one of them could not be sent; DDL_OK: all were */
     uint64_t window; /* a sender may send the bytes before this one: 0 before it was asked for them */
-    uint64_t longest; /* frame of data that its receiver takes */
+    uint64_t longest; /* frame of data that its receiver takes; 0: it has not said so */
     ddl__pipe *pipe; /* of a message that goes through pinned memory in chunks; NULL: it does not */
     bool fetching;   /* the receiver copies it from the sender's device: see devices.h */
     bool getting;    /* ... and that copy is under way */
@@ -20740,8 +20740,8 @@ static uint64_t ddl__data_longest(const ddl_request *r) {
  * took about a millisecond the last time. */
 static uint64_t ddl__data_bytes(const ddl_request *r) {
     const ddl__link *l = &r->group->context->links[ddl__world_rank(r)];
-    uint64_t most = DDL__MIN(r->longest, ddl__data_longest(r));
-    return DDL__MIN(DDL__MAX(l->data_bytes, (uint64_t)DDL__FRAME_MAX_PAYLOAD), most);
+    uint64_t least = DDL__FRAME_MAX_PAYLOAD, most = DDL__MIN(r->longest, ddl__data_longest(r));
+    return DDL__MAX(least, DDL__MIN(l->data_bytes, most));
 }
 
 /* What can be sent now, and how much of it. */
@@ -21702,7 +21702,7 @@ static ddl_status ddl__on_cts(ddl_context *c, int32_t peer, const ddl__frame *f,
         }
     } else {
         r->window = DDL__MAX(r->window, DDL__MAX(window, 1));
-        r->longest = DDL__MAX(longest, (uint64_t)DDL__FRAME_MAX_PAYLOAD);
+        r->longest = longest;
         if (more) {
             ddl__send_data(c, r);
         } else {

@@ -17,6 +17,7 @@
  *     TEST_APART=1     each test in a process of its own: what one has begun (verbs) may not survive the forks of the next
  *     TEST_SAMPLE=10   of long lists of cases one in ten; a line before the last says how many were left out
  *     TEST_SEED=n      other ones, and other random numbers
+ *     TEST_PART=2/7    of the tests every seventh, from the third on; a line before the last says how many were left out
  *     TEST_MOST_RANKS=8  with TEST_APART=1: tests of more ranks are skipped
  *     TEST_LARGEST=n   neither larger counts nor messages of more than 16 MiB */
 #ifndef TEST_H
@@ -275,6 +276,17 @@ static inline int test__wanted(const char *name, int argc, char **argv) {
     return argc <= 1;
 }
 
+/* Whether a test is of the part that TEST_PART names, by its number in the list. */
+static inline int test__is_of_part(int number) {
+    const char *s = getenv("TEST_PART");
+    int part = 0, of = 1;
+    if (s && (sscanf(s, "%d/%d", &part, &of) != 2 || part < 0 || part >= of)) {
+        fprintf(stderr, "TEST_PART is \"%s\"; a part and how many there are is possible, from 0/7 to 6/7\n", s);
+        exit(1);
+    }
+    return number % of == part;
+}
+
 static inline void test__run_here(const test__case *c) {
     alarm((unsigned)(TEST_TIMEOUT_S * test_slow()));
     c->run();
@@ -320,7 +332,7 @@ static inline char test__run(const test__case *c) {
 }
 
 int main(int argc, char **argv) {
-    int passed = 0, failed = 0, skipped = 0, left_out = 0;
+    int passed = 0, failed = 0, skipped = 0, left_out = 0, number = 0, elsewhere = 0;
     void *shared = mmap(NULL, sizeof *test__now, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED) {
         perror("mmap");
@@ -332,6 +344,8 @@ int main(int argc, char **argv) {
     for (const test__case *c = test__first; c; c = c->next) {
         if (argc == 2 && strcmp(argv[1], "-l") == 0) {
             puts(c->name);
+        } else if (test__wanted(c->name, argc, argv) && !test__is_of_part(number++)) {
+            elsewhere++;
         } else if (test__wanted(c->name, argc, argv)) {
             char r = test__run(c);
             left_out += test__now->left_out;
@@ -345,6 +359,9 @@ int main(int argc, char **argv) {
     }
     if (left_out > 0) {
         printf("%d cases left out by TEST_SAMPLE\n", left_out);
+    }
+    if (elsewhere > 0) {
+        printf("%d tests left out by TEST_PART\n", elsewhere);
     }
     printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
     return failed > 0 || passed + skipped == 0;

@@ -76,6 +76,25 @@ TEST(what_all_ranks_leave_out_is_counted_once) {
     test__now->left_out = 0; /* the sums have none of it */
 }
 
+/* Seven tests go into three parts, none into two. */
+TEST(parts_make_the_whole) {
+    const char *before = getenv("TEST_PART");
+    char kept[16], part[16];
+    snprintf(kept, sizeof kept, "%s", before != NULL ? before : "0/1");
+    int runs[7] = {0};
+    for (int i = 0; i < 3; i++) {
+        snprintf(part, sizeof part, "%d/3", i);
+        setenv("TEST_PART", part, 1);
+        for (int test = 0; test < 7; test++) {
+            runs[test] += test__is_of_part(test);
+        }
+    }
+    setenv("TEST_PART", kept, 1);
+    for (int test = 0; test < 7; test++) {
+        CHECK_EQ(runs[test], 1);
+    }
+}
+
 TEST(threads_are_all_run_once) {
     int seen[8] = {0};
     ranks_threads(8, count, seen);

@@ -76,12 +76,12 @@ def what_repeats_has_its_turn():
 def what_is_left_out_of_a_sample_is_summed():
     with scratch() as folder:
         project(folder)
-        for name, cases in (("one", 40), ("two", 2)):
-            text = f"print('     {cases} cases left out by TEST_SAMPLE')\nprint('1 passed, 0 failed, 0 skipped')\n"
+        for name, text in (("one", "40 cases left out by TEST_SAMPLE"), ("two", "2 tests left out by TEST_PART")):
+            text = f"print('     {text}')\nprint('1 passed, 0 failed, 0 skipped')\n"
             pathlib.Path(folder, "tests", f"test_left_{name}.py").write_text(text)
         status, out, last = run(folder, "left", "good")
         check(status == 0 and last == "4 passed, 0 failed, 0 skipped", out)
-        check("\n42 cases left out by TEST_SAMPLE" in out and "0 skipped, 40 cases left out (" in out, out)
+        check("\n42 cases left out by TEST_SAMPLE or tests by TEST_PART" in out and "0 skipped, 40 cases or tests left out (" in out, out)
         check("left out" not in run(folder, "good")[1], "nothing was left out")
 
 

@@ -114,8 +114,8 @@ static uint64_t ddl__data_longest(const ddl_request *r) {
  * took about a millisecond the last time. */
 static uint64_t ddl__data_bytes(const ddl_request *r) {
     const ddl__link *l = &r->group->context->links[ddl__world_rank(r)];
-    uint64_t most = DDL__MIN(r->longest, ddl__data_longest(r));
-    return DDL__MIN(DDL__MAX(l->data_bytes, (uint64_t)DDL__FRAME_MAX_PAYLOAD), most);
+    uint64_t least = DDL__FRAME_MAX_PAYLOAD, most = DDL__MIN(r->longest, ddl__data_longest(r));
+    return DDL__MAX(least, DDL__MIN(l->data_bytes, most));
 }
 
 /* What can be sent now, and how much of it. */

@@ -752,7 +752,7 @@ static ddl_status ddl__on_cts(ddl_context *c, int32_t peer, const ddl__frame *f,
         }
     } else {
         r->window = DDL__MAX(r->window, DDL__MAX(window, 1));
-        r->longest = DDL__MAX(longest, (uint64_t)DDL__FRAME_MAX_PAYLOAD);
+        r->longest = longest;
         if (more) {
             ddl__send_data(c, r);
         } else {

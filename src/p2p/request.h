@@ -73,7 +73,7 @@ struct ddl_request {
     uint8_t lent;   /* frames of its data that are the transport's: 1 by out, 2 by out_next */
     ddl_status unsent; /* why one of them could not be sent; DDL_OK: all were */
     uint64_t window; /* a sender may send the bytes before this one: 0 before it was asked for them */
-    uint64_t longest; /* frame of data that its receiver takes */
+    uint64_t longest; /* frame of data that its receiver takes; 0: it has not said so */
     ddl__pipe *pipe; /* of a message that goes through pinned memory in chunks; NULL: it does not */
     bool fetching;   /* the receiver copies it from the sender's device: see devices.h */
     bool getting;    /* ... and that copy is under way */
