@@ -1,5 +1,5 @@
 /* Limits of the process that the libfabric plugin meets, over tcp on loopback: what fails for want of locked memory is said with
- * the remedy, and once; descriptors are raised as far as they may be, and what is missing is said.
+ * the remedy, and once; descriptors are raised as far as they may be, what is missing is said, and where there is none a peer is lost, and no more.
  * tests/run: variants=gcc,asan timeout=60 quick=yes */
 #include "ranks.h"
 
@@ -186,4 +186,37 @@ TEST(too_few_are_raised) { opened_with(200, 600, 50, NULL, 364, NULL); }
 TEST(what_may_not_be_raised_is_told) {
     opened_with(200, 300, 50, NULL, 300, "50 ranks that all exchange large payloads by connections of tcp need 364 file descriptors each, "
                                          "and this one may have 300");
+}
+
+/* ofi_rxm finds no descriptor to call a peer with, and keeps the connection that it has not made: to remove the address of that would
+ * crash (rxm_av_remove_handler of 1.17 closes its endpoint, which is NULL). A peer that can be called is removed as ever. */
+TEST(a_peer_that_no_descriptor_is_left_for_is_lost) {
+    NEED_LIBFABRIC();
+    struct rlimit before, none;
+    letter l[2] = {0};
+    world_detail = "tcp;ofi_rxm";
+    endpoint *e = world_open(3, "FABRIC_FORCE_MR=local", NULL);
+    world_detail = "tcp";
+    CHECK(post(&e[0], 2, &l[1], 100) >= 0);
+    DRIVE(e, 3, e[2].arrived[0] == 1) {}
+    REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
+    int next = dup(0);
+    close(next);
+    none = before;
+    none.rlim_cur = (rlim_t)next;
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &none) == 0);
+    (void)post(&e[0], 1, &l[0], 100);
+    for (int i = 0; i < 100 && e[0].lost[1] == 0; i++) {
+        fabric_transport.progress(e[0].self, 1);
+    }
+    fabric_transport.peer_dead(e[0].self, 1);
+    CHECK_EQ(l[0].returned, 1);
+    CHECK_EQ(self_of(&e[0])->peers[1].at[0], FI_ADDR_NOTAVAIL);
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+    letter_free(&l[1]);
+    CHECK(post(&e[0], 2, &l[1], 100) >= 0);
+    DRIVE(e, 3, e[2].arrived[0] == 2) {}
+    letter_free(&l[0]);
+    letter_free(&l[1]);
+    world_end(e, 3);
 }

@@ -74,6 +74,7 @@ static void fabric_get_pull(fabric_self *s, fabric_get *g) {
         slot->get = g;
         ssize_t result = fi_read(s->rails[rail].ep, g->to + g->asked, bytes, fi_mr_desc(g->memory->region->mr[rail]),
                                  s->peers[g->peer].at[rail], g->from + g->asked, g->key[rail], &slot->context);
+        fabric_asked(l, rail, result);
         if (result != 0) {
             slot->get = NULL;
             fabric_slot_give(&s->read_free, slot);

@@ -143,6 +143,7 @@ static int fabric_offers_end(fabric_self *s, fabric_link *l) {
 static void fabric_landing_release(fabric_self *s, fabric_link *l) { fabric_region_put(s, &l->landing.region); }
 
 static int fabric_poll(fabric_self *s);
+static fabric_head fabric_head_of(const fabric_self *s, const fabric_link *l, uint8_t kind, uint32_t sequence, size_t bytes);
 static int fabric_gets_renew(fabric_self *s, int32_t peer);
 static void fabric_gets_forget(fabric_self *s, int32_t peer);
 static void fabric_gets_end(fabric_self *s, int32_t peer, const struct fabric_memory *memory, ddl_status status);
@@ -202,6 +203,22 @@ static void fabric_stop(fabric_self *s) {
     }
 }
 
+static void fabric_asked(fabric_link *l, int32_t rail, ssize_t result) {
+    uint32_t bit = 1u << rail;
+    l->refused = result != 0 ? l->refused | bit : l->refused & ~bit;
+}
+
+/* Whether the address of a peer may be removed. Where ofi_rxm could not make a connection, or was refused as the peer calls too, it keeps
+ * one without an endpoint, and up to 1.17 at least closes that endpoint then, and crashes (rxm_av_remove_handler in
+ * prov/rxm/src/rxm_conn.c). Such a one takes nothing; asked once more it calls, or says that it cannot. */
+static int fabric_may_remove(fabric_self *s, fabric_link *l, int32_t rail) {
+    const fabric_rail *r = &s->rails[rail];
+    fabric_head head = fabric_head_of(s, l, FABRIC_ACK, 0, 0);
+    int asks = (l->refused >> rail & 1) != 0 && r->ep != NULL && strstr(r->info->fabric_attr->prov_name, ";ofi_rxm") != NULL;
+    ssize_t result = asks ? fi_inject(r->ep, &head, sizeof head, s->peers[l->peer].at[rail]) : 0;
+    return result == 0 || result == -FI_EAGAIN;
+}
+
 /* After this nothing of the user's memory is touched by what was under way with a peer. Removing its address closes the
  * connection, and with that ends what was under way on it; or the memory is registered anew (fabric_give_up); a provider
  * that does neither costs us the endpoint. What has come is taken first: ofi_rxm crashes when messages wait in its queue while it
@@ -220,7 +237,7 @@ static void fabric_cut(fabric_self *s, fabric_link *l) {
     }
     int removed = 1;
     for (int32_t i = 0; i < s->rail_count; i++) {
-        if (s->rails[i].av != NULL && p->at[i] != FI_ADDR_NOTAVAIL) {
+        if (s->rails[i].av != NULL && p->at[i] != FI_ADDR_NOTAVAIL && fabric_may_remove(s, l, i)) {
             removed &= fi_av_remove(s->rails[i].av, &p->at[i], 1, 0) == 0;
         }
         p->at[i] = FI_ADDR_NOTAVAIL;

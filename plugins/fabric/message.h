@@ -81,6 +81,7 @@ static int fabric_slot_send(fabric_self *s, fabric_link *l, fabric_slot *slot, s
             fabric_slot_give(&s->send_free, slot);
         }
     }
+    fabric_asked(l, 0, result);
     if (result == -FI_EAGAIN) {
         s->stuck = 1; /* it may be connecting: nobody tells when that is over */
         fabric_unheard(s, l);

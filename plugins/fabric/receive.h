@@ -518,6 +518,7 @@ static void fabric_pull(fabric_self *s, fabric_link *l) {
         void *desc = in->region != NULL ? fi_mr_desc(in->region->mr[rail]) : NULL;
         ssize_t result = fi_read(s->rails[rail].ep, in->to + in->asked, bytes, desc, from, in->offer.address + in->asked,
                                  in->offer.key[rail], &slot->context);
+        fabric_asked(l, rail, result);
         if (!fabric_pull_began(s, l, slot, result)) {
             return;
         }

@@ -220,6 +220,7 @@ typedef struct fabric_link {
     int bye_at_once;
     int heard_out;         /* the peer has heard all of ours, or wants nothing more */
     int reached;           /* something has gone to it */
+    uint32_t refused;      /* rails by which the provider did not take what was last to go to it, or to be read from it */
     uint64_t no_reads_ns, no_reads_for_ns; /* until then nothing is read from it, as that could not be started; for so long */
     uint32_t bye_at;
     uint64_t bye_ns;       /* since then we try to say that it was heard; 0: not yet */
