@@ -19,7 +19,7 @@ ALL = os.environ.get("VERBS_ALL")
 FULL_S = {"collectives": (50, 58), "requests": (21, 0), "persistent": (11, 12), "stop": (15, 21), "agree": (20, 19), "mismatch": (52, 52),
           "v_forms": (35, 43), "p2p": (137, 66), "groups": (63, 16), "threads": (110, 13), "leave": (67, 76)}
 SUITES = list(FULL_S)
-ROOM_S = 20  # for each
+ROOM_S = 15  # for each
 
 PLACES = ["one-host", "two-hosts"]
 LEFT_OUT = [f"{where}-{suite}" for suite in SUITES for i, where in enumerate(PLACES)
