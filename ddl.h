@@ -20888,7 +20888,7 @@ static void ddl__fetch_leave(ddl_request *r) {
 
 /* The way by the host, after all. */
 static void ddl__fetch_refused(ddl_context *c, ddl_request *r, ddl_status status) {
-    if (status != DDL_ERR_STATE && !c->fetch_told) { /* STATE: the sender has taken it back, and says so itself */
+    if (status != DDL_ERR_STATE && !c->fetch_told) { /* STATE: that has been told already */
         c->fetch_told = true;
         ddl__log(&c->base, DDL_LOG_WARN, "messages from memory of rank %d on a device go through the host: to copy "
                  "from there failed (%s); see the plugin's warnings, and docs/cuda.md", ddl__world_rank(r),
@@ -21148,7 +21148,7 @@ static void ddl__data_went(ddl_context *c, const ddl_request *r, const ddl__outg
     if (took > 4 * DDL__DATA_NS && bytes > least) {
         l->data_bytes = DDL__MIN(l->data_bytes, DDL__MAX(bytes / 2, least));
     } else if (took < DDL__DATA_NS && took > bytes / DDL__DATA_BYTES_PER_NS && bytes == ddl__data_bytes(r)) {
-        l->data_bytes = DDL__MIN(2 * bytes, (uint64_t)DDL__FRAME_MAX_DATA);
+        l->data_bytes = DDL__MAX(l->data_bytes, DDL__MIN(2 * bytes, (uint64_t)DDL__FRAME_MAX_DATA));
     }
 }
 

@@ -211,6 +211,7 @@ TEST(a_peer_that_no_descriptor_is_left_for_is_lost) {
     }
     fabric_transport.peer_dead(e[0].self, 1);
     CHECK_EQ(l[0].returned, 1);
+    CHECK_EQ(e[0].lost[1], 1);
     CHECK_EQ(self_of(&e[0])->peers[1].at[0], FI_ADDR_NOTAVAIL);
     CHECK_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
     letter_free(&l[1]);

@@ -129,6 +129,27 @@ static void data_is_given_up(const char *setting, int goes) {
     world_end(e, PEERS + 1);
 }
 
+/* Where nothing keeps the order, the word that data is given up may overtake parts of it that were sent. */
+TEST(a_part_that_comes_after_its_data_was_given_up) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(2, "FABRIC_FORCE_MR=local", "FABRIC_FORCE_UNORDERED=1");
+    letter l, next;
+    post(&e[0], 1, &l, 1 << 20);
+    DRIVE(e, 2, e[1].arrived[0] == 1 && l.returned == 1) {}
+    fabric_link *link = self_of(&e[1])->peers[0].link;
+    CHECK_EQ(link->pulled, 1);
+    fabric_head head = {.source = 0, .kind = FABRIC_REPAIR, .sequence = 0, .bytes = 8};
+    uint8_t bytes[sizeof head + sizeof(uint64_t) + 8] = {0};
+    fabric_slot slot = {.bytes = bytes, .length = sizeof bytes};
+    fabric_on_repair(self_of(&e[1]), link, &slot, &head);
+    post(&e[0], 1, &next, 1 << 20);
+    DRIVE(e, 2, e[1].arrived[0] == 2 && next.returned == 1) {}
+    CHECK_EQ(e[1].lost[0] + e[0].lost[1], 0);
+    letter_free(&l);
+    letter_free(&next);
+    world_end(e, 2);
+}
+
 TEST(data_that_is_given_up) { data_is_given_up(NULL, 2); }
 TEST(data_on_offer_that_is_given_up) { data_is_given_up("FABRIC_FORCE_MR=local", 2); }
 TEST(data_in_pieces_that_is_given_up) { data_is_given_up("FABRIC_FORCE_NO_RMA=1", 1); }
@@ -616,6 +637,31 @@ static void calls_in_vain(uint64_t call_ns, uint64_t pause_ns) {
 TEST(calls_that_fail_slowly) { calls_in_vain(3000000000u, 100000000u); }
 TEST(calls_in_vain_of_a_rank_that_looks_rarely) { calls_in_vain(0, 2000000000u); }
 
+/* So it is where each message is taken back after a second, and another is sent. */
+TEST(calls_in_vain_for_messages_that_are_taken_back) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(2, NULL, NULL);
+    e[0].host.now_ns = standing_now_ns;
+    standing_ns = mini_now_ns(&e[0].host);
+    letter l[20];
+    int sent = 0;
+    for (; sent < 20 && e[0].lost[1] == 0; sent++) {
+        if (post(&e[0], 1, &l[sent], 8) == DDL_IN_PROGRESS) {
+            standing_ns += 100000000u;
+            progress_all(e, 1);
+            standing_ns += 800000000u;
+            fabric_way_failed(e[0].self, &self_of(&e[0])->peers[1].link->way[FABRIC_WORDS], EHOSTUNREACH);
+            fabric_transport.recall(e[0].self, 1, &l[sent].message);
+        }
+        free(l[sent].payload);
+        progress_all(e, 1);
+    }
+    CHECK_EQ(e[0].lost[1], 1);
+    CHECK(sent >= 4 && sent < 8);
+    e[0].host.now_ns = mini_now_ns;
+    world_end(e, 2);
+}
+
 /* A listener that is busy beyond its queue answers no call, as a firewall that drops. */
 static int deaf_listener(struct sockaddr_in *at) {
     socklen_t bytes = sizeof *at;
@@ -649,6 +695,35 @@ static void not_answered(uint64_t bytes, double after_s) {
 
 TEST(a_peer_whose_host_does_not_answer_is_given_up) { not_answered(8, 3.5); }
 TEST(and_so_is_one_that_a_payload_is_for) { not_answered(1 << 20, 4.5); } /* for a second a connection of its own is tried */
+
+/* A call that is not answered was for a message that was taken back: one for another, much later, has its own time. */
+TEST(a_call_of_another_time_is_made_again) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(2, NULL, NULL);
+    struct sockaddr_in at;
+    uint8_t name[sizeof at];
+    letter l, next;
+    int listener = deaf_listener(&at), full = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CHECK_EQ(connect(full, (struct sockaddr *)&at, sizeof at), 0);
+    memcpy(name, self_of(&e[0])->peers[1].names, sizeof at);
+    memcpy(self_of(&e[0])->peers[1].names, &at, sizeof at);
+    post(&e[0], 1, &l, 8);
+    fabric_transport.recall(e[0].self, 1, &l.message);
+    memcpy(self_of(&e[0])->peers[1].names, name, sizeof at); /* the network is there again */
+    e[0].host.now_ns = standing_now_ns;
+    standing_ns = mini_now_ns(&e[0].host) + 50000000000u;
+    post(&e[0], 1, &next, 8);
+    e[0].host.now_ns = mini_now_ns;
+    self_of(&e[0])->peers[1].link->way[FABRIC_WORDS].retry_ns = 0;
+    e[1].next[0] = 1;
+    DRIVE(e, 2, e[1].arrived[0] == 1 || e[0].lost[1] == 1) {}
+    CHECK_EQ(e[0].lost[1], 0);
+    close(full);
+    close(listener);
+    free(l.payload);
+    letter_free(&next);
+    world_end(e, 2);
+}
 
 /* Its kernel has answered, and it computes for an hour. The higher rank is refused then, where both have called. */
 static void computing(int who) {

@@ -96,6 +96,8 @@ static void lengths(ddl_context *c, int rank, const pull *w) {
     CHECK_EQ(ddl__data_bytes(&r), DDL__MIN(2 * LEAST, w->longest));
     r.longest = LEAST;
     CHECK_EQ(ddl__data_bytes(&r), LEAST);
+    went(c, &r, LEAST, 300 * US, LONG_AGO); /* of others nothing is learned from that */
+    CHECK_EQ(l->data_bytes, DDL__FRAME_MAX_DATA);
     l->data_bytes = w->longest; /* what is sent next goes in such parts */
     for (uint64_t bytes = 1 << 20; bytes <= 1 << 24; bytes *= 2) { /* what comes is no longer than the transport says */
         uint8_t header[DDL__FRAME_BYTES];

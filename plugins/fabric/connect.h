@@ -18,6 +18,7 @@
 
 enum { FABRIC_PART = DDL_MESSAGE_DATA_BYTES }; /* so much of a payload is one message of libfabric's, at most */
 enum { FABRIC_CALLS = 8 };      /* in vain, each after a longer pause than the one before; then the pause stays */
+enum { FABRIC_QUEUED = 128 };   /* calls that any kernel keeps for a rank that computes (net.core.somaxconn, 4096 since Linux 5.4) */
 enum { FABRIC_LAST_LOOKS = 4 }; /* libfabric accepts in one, and reads who calls in the next */
 #define FABRIC_CALL_NS 10000000u /* after one that failed */
 /* From the first that failed, or of one that no host answers, until the peer cannot be reached; as the core's own TCP. A network may be
@@ -234,10 +235,11 @@ static void fabric_way_call(fabric_self *s, fabric_way *w) {
     const fabric_peer *p = &s->peers[w->link->peer];
     fabric_hello hello = {.token = p->token_out, .source = s->rank, .kind = (uint32_t)w->kind, .number = ++w->number};
     const fabric_stall *stall = &w->link->send_stall;
-    if (w->kind == FABRIC_WORDS && (stall->looked_ns == 0 || w->since_ns < stall->since_ns)) {
-        w->failures = 0; /* those before were of another time: nothing was to be sent meanwhile */
-    }
     w->called_ns = s->host->now_ns(s->host);
+    int other = stall->looked_ns == 0 || w->since_ns < stall->since_ns; /* nothing was to be sent then, or was taken back */
+    if (w->kind == FABRIC_WORDS && other && w->called_ns > w->retry_ns + FABRIC_REFUSED_NS) {
+        w->failures = 0;
+    }
     for (int32_t i = 0; i < fabric_strands(s, w); i++) {
         fabric_strand *strand = &w->strand[i];
         int result = fabric_strand_call(s, strand, p->names + (size_t)i * s->address.name_bytes, &hello);
@@ -250,7 +252,8 @@ static void fabric_way_call(fabric_self *s, fabric_way *w) {
 }
 
 /* Whether a call has taken too long. A peer that computes answers late: payloads do not wait for it longer than a second, and go in pieces;
- * messages do, once its kernel has answered. Where that does not, ours would ask for two minutes. */
+ * messages do, once its kernel has answered. Where that does not, ours would ask for two minutes; nor does one answer more calls than may
+ * wait there, before its rank looks: in a job of so many ranks nobody is late. */
 static int fabric_way_is_late(fabric_self *s, fabric_way *w, uint64_t now) {
     struct sockaddr_storage at;
     size_t bytes = sizeof at;
@@ -260,8 +263,16 @@ static int fabric_way_is_late(fabric_self *s, fabric_way *w, uint64_t now) {
     if (now - (w->failures > 0 ? w->since_ns : w->called_ns) < fabric_patience(s, w, ETIMEDOUT)) {
         return 0;
     }
+    if (s->world_size > FABRIC_QUEUED) {
+        return 0;
+    }
     if (fi_getpeer(w->strand[0].ep, &at, &bytes) == -FI_ENOTCONN) {
-        return 1;
+        int now_wanted = w->link->send_stall.looked_ns != 0;
+        if (!now_wanted) { /* it was called for something of another time */
+            fabric_way_close(s, w);
+            w->failures = 0;
+        }
+        return now_wanted;
     }
     w->failures = 0;
     w->called_ns = now;

@@ -107,7 +107,7 @@ static ddl_status fabric_get_begin(void *self, int32_t peer, void *local, void *
         return l == NULL ? DDL_ERR_NOMEM : DDL_ERR_STATE; /* that it is lost is told elsewhere */
     }
     if (bytes > 0 && fabric_reads_paused(s, l)) {
-        return DDL_ERR_UNSUPPORTED; /* the core has another way */
+        return DDL_ERR_STATE; /* why they do is told already; the core has another way */
     }
     fabric_get *g = bytes > 0 ? fabric_zalloc(s, sizeof *g) : NULL;
     if (g == NULL) {

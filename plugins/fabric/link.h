@@ -210,12 +210,16 @@ static void fabric_asked(fabric_link *l, int32_t rail, ssize_t result) {
 
 /* Whether the address of a peer may be removed. Where ofi_rxm could not make a connection, or was refused as the peer calls too, it keeps
  * one without an endpoint, and up to 1.17 at least closes that endpoint then, and crashes (rxm_av_remove_handler in
- * prov/rxm/src/rxm_conn.c). Such a one takes nothing; asked once more it calls, or says that it cannot. */
+ * prov/rxm/src/rxm_conn.c). Such a one takes nothing; asked once more it calls, or says that it cannot; and twice, as the first time it may
+ * read that it was refused. One that is well sends a word that says nothing new. */
 static int fabric_may_remove(fabric_self *s, fabric_link *l, int32_t rail) {
     const fabric_rail *r = &s->rails[rail];
     fabric_head head = fabric_head_of(s, l, FABRIC_ACK, 0, 0);
     int asks = (l->refused >> rail & 1) != 0 && r->ep != NULL && strstr(r->info->fabric_attr->prov_name, ";ofi_rxm") != NULL;
-    ssize_t result = asks ? fi_inject(r->ep, &head, sizeof head, s->peers[l->peer].at[rail]) : 0;
+    ssize_t result = 0;
+    for (int i = 0; i < 2 && asks && (i == 0 || result == -FI_EAGAIN); i++) {
+        result = fi_inject(r->ep, &head, sizeof head, s->peers[l->peer].at[rail]);
+    }
     return result == 0 || result == -FI_EAGAIN;
 }
 
@@ -237,8 +241,8 @@ static void fabric_cut(fabric_self *s, fabric_link *l) {
     }
     int removed = 1;
     for (int32_t i = 0; i < s->rail_count; i++) {
-        if (s->rails[i].av != NULL && p->at[i] != FI_ADDR_NOTAVAIL && fabric_may_remove(s, l, i)) {
-            removed &= fi_av_remove(s->rails[i].av, &p->at[i], 1, 0) == 0;
+        if (s->rails[i].av != NULL && p->at[i] != FI_ADDR_NOTAVAIL) {
+            removed &= fabric_may_remove(s, l, i) && fi_av_remove(s->rails[i].av, &p->at[i], 1, 0) == 0;
         }
         p->at[i] = FI_ADDR_NOTAVAIL;
     }

@@ -710,6 +710,9 @@ static void fabric_heard_out(fabric_self *s, fabric_link *l) {
 static void fabric_on_repair(fabric_self *s, fabric_link *l, const fabric_slot *slot, const fabric_head *head) {
     uint64_t at;
     fabric_landing *in = &l->landing;
+    if ((int32_t)(l->pulled - head->sequence) > 0) {
+        return; /* the word that it is given up has overtaken it */
+    }
     if (in->checking == 2) { /* it was withdrawn */
         in->checking = 0;
         in->refused = 1;

@@ -262,7 +262,7 @@ static void ddl__fetch_leave(ddl_request *r) {
 
 /* The way by the host, after all. */
 static void ddl__fetch_refused(ddl_context *c, ddl_request *r, ddl_status status) {
-    if (status != DDL_ERR_STATE && !c->fetch_told) { /* STATE: the sender has taken it back, and says so itself */
+    if (status != DDL_ERR_STATE && !c->fetch_told) { /* STATE: that has been told already */
         c->fetch_told = true;
         ddl__log(&c->base, DDL_LOG_WARN, "messages from memory of rank %d on a device go through the host: to copy "
                  "from there failed (%s); see the plugin's warnings, and docs/cuda.md", ddl__world_rank(r),

@@ -198,7 +198,7 @@ static void ddl__data_went(ddl_context *c, const ddl_request *r, const ddl__outg
     if (took > 4 * DDL__DATA_NS && bytes > least) {
         l->data_bytes = DDL__MIN(l->data_bytes, DDL__MAX(bytes / 2, least));
     } else if (took < DDL__DATA_NS && took > bytes / DDL__DATA_BYTES_PER_NS && bytes == ddl__data_bytes(r)) {
-        l->data_bytes = DDL__MIN(2 * bytes, (uint64_t)DDL__FRAME_MAX_DATA);
+        l->data_bytes = DDL__MAX(l->data_bytes, DDL__MIN(2 * bytes, (uint64_t)DDL__FRAME_MAX_DATA));
     }
 }
 
