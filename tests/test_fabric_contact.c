@@ -67,14 +67,26 @@ static void calls_in_vain(uint64_t call_ns, uint64_t pause_ns) {
 TEST(calls_that_fail_slowly) { calls_in_vain(3000000000u, 100000000u); }
 TEST(calls_in_vain_of_a_rank_that_looks_rarely) { calls_in_vain(0, 2000000000u); }
 
+/* A listener that is busy beyond its queue answers no call, as a firewall that drops. */
+static int deaf_listener(struct sockaddr_in *at) {
+    socklen_t bytes = sizeof *at;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    *at = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    CHECK(fd >= 0 && bind(fd, (struct sockaddr *)at, bytes) == 0 && listen(fd, 0) == 0);
+    CHECK_EQ(getsockname(fd, (struct sockaddr *)at, &bytes), 0);
+    return fd;
+}
+
 /* So it is where each message is taken back after a second, and another is sent. */
 TEST(calls_in_vain_for_messages_that_are_taken_back) {
     NEED_LIBFABRIC();
     endpoint *e = world_open(2, NULL, NULL);
     e[0].host.now_ns = standing_now_ns;
     standing_ns = mini_now_ns(&e[0].host);
+    struct sockaddr_in at;
     letter l[20];
-    int sent = 0;
+    int sent = 0, listener = deaf_listener(&at);
+    memcpy(self_of(&e[0])->peers[1].names, &at, sizeof at);
     for (; sent < 20 && e[0].lost[1] == 0; sent++) {
         if (post(&e[0], 1, &l[sent], 8) == DDL_IN_PROGRESS) {
             standing_ns += 100000000u;
@@ -89,17 +101,8 @@ TEST(calls_in_vain_for_messages_that_are_taken_back) {
     CHECK_EQ(e[0].lost[1], 1);
     CHECK(sent >= 4 && sent < 8);
     e[0].host.now_ns = mini_now_ns;
+    close(listener);
     world_end(e, 2);
-}
-
-/* A listener that is busy beyond its queue answers no call, as a firewall that drops. */
-static int deaf_listener(struct sockaddr_in *at) {
-    socklen_t bytes = sizeof *at;
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    *at = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    CHECK(fd >= 0 && bind(fd, (struct sockaddr *)at, bytes) == 0 && listen(fd, 0) == 0);
-    CHECK_EQ(getsockname(fd, (struct sockaddr *)at, &bytes), 0);
-    return fd;
 }
 
 static void not_answered(uint64_t bytes, double after_s) {
