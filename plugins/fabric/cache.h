@@ -91,7 +91,7 @@ static int fabric_region_holds(const fabric_region *r, const void *at, uint64_t 
 
 /* >>kept */
 
-/* What is pinned of it: the kernel counts the same pages for each rail once more. */
+/* What is pinned of it: each rail registers the same pages once more. */
 static uint64_t fabric_region_pinned(const fabric_self *s, const fabric_region *r) {
     return r->bytes * (uint64_t)s->rail_count;
 }

@@ -260,10 +260,8 @@ static int fabric_way_is_late(fabric_self *s, fabric_way *w, uint64_t now) {
     if (w->kind != FABRIC_WORDS) {
         return w->kind == FABRIC_OUT && now - w->called_ns > FABRIC_CONNECT_NS;
     }
-    if (now - (w->failures > 0 ? w->since_ns : w->called_ns) < fabric_patience(s, w, ETIMEDOUT)) {
-        return 0;
-    }
-    if (s->world_size > FABRIC_QUEUED) {
+    uint64_t since = w->failures > 0 ? w->since_ns : w->called_ns;
+    if (s->world_size > FABRIC_QUEUED || now - since < fabric_patience(s, w, ETIMEDOUT)) {
         return 0;
     }
     if (fi_getpeer(w->strand[0].ep, &at, &bytes) == -FI_ENOTCONN) {
