@@ -129,6 +129,31 @@ static void not_answered(uint64_t bytes, double after_s) {
 TEST(a_peer_whose_host_does_not_answer_is_given_up) { not_answered(8, 3.5); }
 TEST(and_so_is_one_that_a_payload_is_for) { not_answered(1 << 20, 4.5); } /* for a second a connection of its own is tried */
 
+/* More may call one rank that computes than its kernel has room for: who is not answered may be one of those. */
+TEST(in_a_job_of_many_ranks_nobody_is_late) {
+    NEED_LIBFABRIC();
+    endpoint *e = world_open(2, NULL, NULL);
+    fabric_self *s = self_of(&e[0]);
+    struct sockaddr_in at;
+    letter l;
+    int listener = deaf_listener(&at), full = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CHECK_EQ(connect(full, (struct sockaddr *)&at, sizeof at), 0);
+    memcpy(s->peers[1].names, &at, sizeof at);
+    post(&e[0], 1, &l, 8);
+    fabric_way *w = &s->peers[1].link->way[FABRIC_WORDS];
+    int32_t ranks = s->world_size;
+    s->world_size = FABRIC_QUEUED + 1;
+    CHECK(!fabric_way_is_late(s, w, w->called_ns + 60000000000u));
+    s->world_size = FABRIC_QUEUED;
+    CHECK(fabric_way_is_late(s, w, w->called_ns + 60000000000u));
+    s->world_size = ranks;
+    fabric_transport.recall(e[0].self, 1, &l.message);
+    free(l.payload);
+    close(full);
+    close(listener);
+    world_end(e, 2);
+}
+
 /* A call that is not answered was for a message that was taken back: one for another, much later, has its own time. */
 TEST(a_call_of_another_time_is_made_again) {
     NEED_LIBFABRIC();
